@@ -1,0 +1,98 @@
+"""config.json as draftpair reads it: `text_config` before the root, null the same as absent.
+
+Every value can say where it came from, so that a message can point at it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Any
+
+from draftpair.checkpoint.rope import CONFIG_NAME, Rope, resolve_rope
+from draftpair.checkpoint.strict_json import JSONProblem, parse_json
+from draftpair.checkpoint.wording import printable
+from draftpair.errors import Refused
+from draftpair.findings import Finding
+
+_TEXT = "text_config"
+
+
+class ConfigView:
+    """A config over its root and its `text_config`.
+
+    `raw` is the whole object, {} when there is none; `text` is `text_config` if that is an object, else
+    the root.
+    """
+
+    def __init__(self, raw: dict[str, Any]) -> None:
+        self.raw = raw
+        text = raw.get(_TEXT)
+        self.text: Mapping[str, Any] = text if isinstance(text, dict) else raw
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """The value in `text_config`, else at the root, else `default`; null counts as absent."""
+        for level in (self.text, self.raw):
+            value = level.get(key)
+            if value is not None:
+                return value
+        return default
+
+    def where(self, key: str) -> str | None:
+        """The JSON pointer of the value that `get` returns, such as `/text_config/hidden_size`."""
+        escaped = key.replace("~", "~0").replace("/", "~1")
+        if self.text is not self.raw and self.text.get(key) is not None:
+            return f"/{_TEXT}/{escaped}"
+        return f"/{escaped}" if self.raw.get(key) is not None else None
+
+    def require_int(self, key: str, minimum: int = 0) -> int:
+        """The integer under `key`; Refused, naming key, file and value, if it is none or below `minimum`."""
+        value = self.get(key)
+        wanted = f"expected an integer of at least {minimum}"
+        if value is None:
+            raise Refused(f"{CONFIG_NAME} does not state {key}, {wanted}")
+        if type(value) is not int or value < minimum:
+            raise Refused(f"{CONFIG_NAME}: {self.where(key)} is {printable(repr(value), 60)}, {wanted}")
+        return value
+
+    @property
+    def model_type(self) -> str | None:
+        """The text model's type, else the root's; None when there is none or it is no string."""
+        value = self.get("model_type")
+        return value if isinstance(value, str) else None
+
+    @property
+    def root_model_type(self) -> str | None:
+        """The type stated at the root, None when there is none or it is no string."""
+        value = self.raw.get("model_type")
+        return value if isinstance(value, str) else None
+
+    @cached_property
+    def rope(self) -> Rope:
+        """The rotary position settings, resolved once."""
+        return resolve_rope(self.get, self.where)
+
+
+def parse_config(data: bytes) -> tuple[ConfigView, list[Finding]]:
+    """The view of a config.json and what is wrong with it; an unusable file gives an empty view.
+
+    A repeated key and NaN or infinity are warnings: Python's reader takes them, and real configs have them.
+    """
+    try:
+        parsed = parse_json(data)
+    except JSONProblem as problem:
+        return ConfigView({}), [_finding(f"is not JSON: {problem}")]
+    if not isinstance(parsed.value, dict):
+        return ConfigView({}), [_finding("is not a JSON object")]
+    view = ConfigView(parsed.value)
+    findings = [_finding(f"is not strict JSON: {oddity}", "warning") for oddity in parsed.oddities[:1]]
+    if parsed.value.get(_TEXT) is not None and view.text is view.raw:
+        findings.append(
+            _finding(f"has a {_TEXT} that is not an object; the root is used", pointer=f"/{_TEXT}")
+        )
+    return view, [*findings, *view.rope.conflicts]
+
+
+def _finding(problem: str, level: Any = "error", pointer: str = "") -> Finding:
+    where = f"{CONFIG_NAME}#{pointer}" if pointer else CONFIG_NAME
+    return Finding("CONFIG-PARSE", level, f"{CONFIG_NAME} {problem}", where)
