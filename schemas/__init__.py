@@ -1,0 +1,61 @@
+"""The JSON schemas draftpair ships (draft 2020-12), and the one way to load and apply them.
+
+``load_schema("inspect")`` gives a report's schema, ``load_schema("families/<family>")`` a family's.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from functools import cache, lru_cache
+from importlib import resources
+from typing import TYPE_CHECKING, Any
+
+from draftpair.errors import ToolError
+
+if TYPE_CHECKING:
+    from jsonschema import ValidationError
+    from referencing import Registry
+
+
+@lru_cache(maxsize=1)
+def schema_names() -> tuple[str, ...]:
+    """The names of all schemas, sorted; a family's is ``families/<family>``."""
+    root = resources.files(__package__)
+    names = [entry.name[:-5] for entry in root.iterdir() if entry.name.endswith(".json")]
+    inner = [f"families/{e.name[:-5]}" for e in (root / "families").iterdir() if e.name.endswith(".json")]
+    return tuple(sorted(names) + sorted(inner))
+
+
+@cache
+def load_schema(name: str) -> dict[str, Any]:
+    """The schema called ``name``. Raises ToolError for an unknown name, listing the known ones."""
+    if name not in schema_names():
+        raise ToolError(f"no schema is called {name!r}", hint="known schemas: " + ", ".join(schema_names()))
+    path = resources.files(__package__).joinpath(f"{name}.json")
+    schema: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return schema
+
+
+def violations(document: Any, schema: Mapping[str, Any]) -> Iterator[ValidationError]:
+    """Every violation in a document; a ``$ref`` may name any of our schemas by its ``$id``."""
+    from jsonschema import Draft202012Validator
+
+    yield from Draft202012Validator(dict(schema), registry=_registry()).iter_errors(document)
+
+
+@lru_cache(maxsize=1)
+def _registry() -> Registry[Any]:
+    from referencing import Registry, Resource
+
+    schemas = [load_schema(name) for name in schema_names()]
+    return Registry().with_resources((s["$id"], Resource.from_contents(s)) for s in schemas)
+
+
+def check(document: Any, schema: Mapping[str, Any]) -> list[str]:
+    """What is wrong with a document, one sentence a violation, each with the JSON pointer of the place."""
+    return [f"{_pointer(error.absolute_path)}: {error.message}" for error in violations(document, schema)]
+
+
+def _pointer(path: Any) -> str:
+    return "/" + "/".join(str(step).replace("~", "~0").replace("/", "~1") for step in path)
