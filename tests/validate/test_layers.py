@@ -1,0 +1,53 @@
+"""Layer kinds from every way of writing them down."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from draftpair.checkpoint import ConfigView
+from draftpair.validate.layers import layer_kinds
+
+CASES: dict[str, tuple[dict[str, Any], str]] = {
+    "nothing said": ({}, "full full full full full full"),
+    "a lone window, which mlx-lm ignores": ({"sliding_window": 8}, "full full full full full full"),
+    "words": (
+        {"layer_types": ["linear_attention", "full_attention"] * 3},
+        "linear full linear full linear full",
+    ),
+    "more words than layers": ({"layer_types": ["conv"] * 9}, "conv conv conv conv conv conv"),
+    "windows switched off": (
+        {"layer_types": ["sliding_attention"] * 6, "use_sliding_window": False},
+        "full full full full full full",
+    ),
+    "shared caches": ({"num_kv_shared_layers": 4}, "full full none none none none"),
+    "all caches shared": ({"num_kv_shared_layers": 6}, "none none none none none none"),
+    "letters": ({"hybrid_override_pattern": "M-M*ME"}, "mamba none mamba full mamba none"),
+    "a period": ({"attn_layer_period": 3, "attn_layer_offset": 1}, "mamba full mamba mamba full mamba"),
+    "an interval": ({"full_attention_interval": 3}, "linear linear full linear linear full"),
+    "the default interval": ({"linear_num_value_heads": 2}, "linear linear linear full linear linear"),
+    "kimi counts from one": (
+        {"linear_attn_config": {"kda_layers": [1, 2, 4, 5]}},
+        "linear linear full linear linear full",
+    ),
+    "attention indices": ({"full_attn_idxs": [1, 4]}, "conv full conv conv full conv"),
+    "a window pattern": ({"sliding_window_pattern": 3}, "sliding sliding full sliding sliding full"),
+    "a window pattern in letters": (
+        {"sliding_window_pattern": "LLG"},
+        "sliding sliding full sliding sliding full",
+    ),
+    "a family's default pattern": ({"model_type": "gpt_oss"}, "sliding full sliding full sliding full"),
+    "flags": ({"hybrid_layer_pattern": [0, 1, 1, 0, 1, 1]}, "full sliding sliding full sliding sliding"),
+    "mamba alone": ({"model_type": "mamba2"}, "mamba mamba mamba mamba mamba mamba"),
+    "both in one layer": ({"model_type": "falcon_h1", "mamba_d_state": 8}, " ".join(["mamba+full"] * 6)),
+}
+
+
+@pytest.mark.parametrize(("config", "kinds"), CASES.values(), ids=CASES)
+def test_layer_kinds(config: dict[str, Any], kinds: str) -> None:
+    assert layer_kinds(ConfigView(config), 6) == kinds.split()
+
+
+def test_the_text_config_is_read_first() -> None:
+    config = ConfigView({"full_attention_interval": 2, "text_config": {"full_attention_interval": 3}})
+    assert layer_kinds(config, 3) == ["linear", "linear", "full"]

@@ -1,0 +1,151 @@
+"""Pair facts: a target and a drafter reduced to the values and relations that decide whether they fit.
+
+The document is public (``draftpair schema pair-facts``): another tool may produce it and apply a family's
+``pair`` schema to it. Values that cannot be had from the files are null, never left out.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from draftpair.checkpoint import Checkpoint
+from draftpair.families import family_of_target
+from draftpair.families.record import Family
+from draftpair.schemas import load_schema
+from draftpair.validate.provenance import provenance
+from draftpair.validate.tokenizer import TokenizerComparison, compare, special_ids
+from draftpair.validate.tokenizer_files import Tokenizer, read_tokenizer
+from draftpair.validate.vocabulary import VocabularySizes, vocabulary_relation, vocabulary_sizes
+
+# Keys that size the drafter's own weights: a pair that differs in one was cut from another model.
+_NOT_GEOMETRY = frozenset({"hidden_size", "vocab_size", "num_hidden_layers", "attention_bias"})
+
+
+def pair_facts(
+    target: Checkpoint, drafter: Checkpoint, family: Family, block_size: tuple[int, str]
+) -> dict[str, Any]:
+    """The facts document of a pair; ``block_size`` is the width and the rule it came from."""
+    tokenizers = read_tokenizer(target), read_tokenizer(drafter)
+    return {
+        "schema": load_schema("pair-facts")["$id"],
+        "target": _side(target, family_of_target(target.config.model_type)),
+        "drafter": {**_side(drafter, family), "kind": family.kind, "borrows": list(family.drafter.borrows)},
+        "hidden": _numbers(target, drafter, "hidden_size"),
+        "vocabulary": _vocabulary(target, drafter, *tokenizers),
+        "tokenizer": _tokenizer(compare(*tokenizers)),
+        "geometry": _geometry(target, drafter, family),
+        "layers": _numbers(target, drafter, family.head.first_layer),
+        "rope": _rope(target, drafter),
+        "tap": {"hidden_state": family.drafter.tap, "fusion": family.drafter.fusion},
+        "special_ids": _special_ids(target, drafter),
+        "block_size": _block_size(drafter, family, *block_size),
+        "provenance": provenance(target, drafter),
+    }
+
+
+def _side(checkpoint: Checkpoint, family: Family | None) -> dict[str, Any]:
+    quantization = checkpoint.config.raw.get("quantization") or checkpoint.config.raw.get(
+        "quantization_config"
+    )
+    return {
+        "source": checkpoint.source,
+        "revision": checkpoint.revision,
+        "family": family.name if family else None,
+        "model_type": checkpoint.config.model_type,
+        "quantization": quantization if isinstance(quantization, dict) else None,
+        "dtypes": dict(Counter(tensor.dtype for tensor in checkpoint.tensors.values())),
+    }
+
+
+def _numbers(target: Checkpoint, drafter: Checkpoint, key: str) -> dict[str, Any]:
+    mine, theirs = (_whole(c.config.get(key)) for c in (target, drafter))
+    relation = "unknown" if None in (mine, theirs) else "equal" if mine == theirs else "different"
+    return {"target": mine, "drafter": theirs, "relation": relation}
+
+
+def _whole(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _vocabulary(
+    target: Checkpoint, drafter: Checkpoint, mine: Tokenizer | None, theirs: Tokenizer | None
+) -> dict[str, Any]:
+    lengths = [tokenizer.length if tokenizer else None for tokenizer in (mine, theirs)]
+    sizes = vocabulary_sizes(target, lengths[0]), vocabulary_sizes(drafter, lengths[1])
+    return {
+        "target": sizes[0].rows,
+        "drafter": sizes[1].rows,
+        "relation": vocabulary_relation(*sizes),
+        "target_rows": _rows(sizes[0]),
+        "drafter_rows": _rows(sizes[1]),
+        "tokens": sizes[0].tokenizer,
+    }
+
+
+def _rows(sizes: VocabularySizes) -> dict[str, int | None]:
+    return {"config": sizes.config, "embedding": sizes.embedding_rows, "head": sizes.head_rows}
+
+
+def _tokenizer(compared: TokenizerComparison) -> dict[str, Any]:
+    return {
+        "relation": compared.relation,
+        "detail": compared.detail,
+        "first_different": [
+            {"id": d.id, "target": d.target, "drafter": d.drafter} for d in compared.different
+        ],
+        "pipeline": list(compared.pipeline),
+    }
+
+
+def _geometry(target: Checkpoint, drafter: Checkpoint, family: Family) -> dict[str, Any]:
+    """The config keys that size the drafter's tensors, compared one by one."""
+    keys = [key for key in _size_keys(family) if key not in _NOT_GEOMETRY] + [
+        "num_experts_per_tok",
+        "n_group",
+    ]
+    values = [(key, target.config.get(key), drafter.config.get(key)) for key in keys]
+    different = [
+        {"key": key, "target": mine, "drafter": theirs} for key, mine, theirs in values if mine != theirs
+    ]
+    detail = ", ".join(f"{d['key']} {d['target']} and {d['drafter']}" for d in different)
+    return {
+        "relation": "different" if different else "equal",
+        "detail": detail or None,
+        "different": different,
+    }
+
+
+def _size_keys(family: Family) -> list[str]:
+    words = {word.strip() for rule in family.rules for entry in rule.shape or () for word in entry.split("*")}
+    keys = {key for word in words for key in family.dims.get(word, (word,))}
+    return sorted(key for key in keys if not key.isdecimal())
+
+
+def _rope(target: Checkpoint, drafter: Checkpoint) -> dict[str, Any]:
+    mine, theirs = (
+        {"theta": c.config.rope.theta, "scaling": c.config.rope.scaling} for c in (target, drafter)
+    )
+    return {"target": mine, "drafter": theirs, "relation": "equal" if mine == theirs else "different"}
+
+
+def _special_ids(target: Checkpoint, drafter: Checkpoint) -> dict[str, Any]:
+    """The special ids as each side's files give them; a side that states none cannot disagree."""
+    mine, theirs = special_ids(target), special_ids(drafter)
+    both = sorted(name for name in mine.keys() & theirs.keys() if mine[name] and theirs[name])
+    different = [f"{name} {mine[name]} and {theirs[name]}" for name in both if mine[name] != theirs[name]]
+    relation = "different" if different else "equal" if both else "unknown"
+    return {"relation": relation, "detail": ", ".join(different) or None, "target": mine, "drafter": theirs}
+
+
+def _block_size(drafter: Checkpoint, family: Family, value: int, source: str) -> dict[str, Any]:
+    spec = family.drafter.block_size
+    depth = _whole(drafter.config.get(family.head.depth)) or 1
+    trained = depth + spec.depth_plus
+    return {
+        "value": value,
+        "from": source,
+        "trained": trained,
+        "beyond_trained": value > trained,
+        "counts_bonus_token": spec.counts_bonus_token,
+    }

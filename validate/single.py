@@ -1,0 +1,85 @@
+"""Validates one checkpoint alone: its files, and its head or its drafter's tensors."""
+
+from __future__ import annotations
+
+from draftpair.checkpoint import Checkpoint
+from draftpair.families.drafters import find_drafter
+from draftpair.families.heads import declared_depth, find_head, unrecorded_head
+from draftpair.findings import Finding
+from draftpair.validate.selfcheck import check_drafter
+from draftpair.validate.verdict import Verdict, grade
+
+_TRUNK_LAYER = (".layers.0.", ".blocks.0.", ".h.0.")
+
+
+def validate_one(checkpoint: Checkpoint) -> Verdict:
+    """Whether a checkpoint is sound: ``sound``, ``doubtful``, ``unsafe`` or ``unknown``."""
+    findings = (*checkpoint.findings, *own_findings(checkpoint))
+    inputs = {
+        "target": checkpoint.source,
+        "drafter": None,
+        "target_revision": checkpoint.revision,
+        "drafter_revision": None,
+    }
+    return Verdict(grade(findings, "sound"), inputs, findings, None, {})
+
+
+def own_findings(checkpoint: Checkpoint) -> list[Finding]:
+    """What is to be said of a checkpoint's role: as a drafter, or as a target with or without a head."""
+    if drafter := find_drafter(checkpoint):
+        return check_drafter(checkpoint, drafter)
+    if head := find_head(checkpoint):
+        return list(head.findings)
+    if role_of(checkpoint) == "unknown":
+        return [
+            Finding(
+                "ROLE-UNKNOWN",
+                "warning",
+                "this is neither a target (no decoder layers with an embedding) nor a drafter of a known family",
+                where=checkpoint.source,
+                found=checkpoint.config.root_model_type,
+                hint="`draftpair families` lists the drafters that draftpair knows",
+            )
+        ]
+    return list(_absent_head(checkpoint))
+
+
+def _absent_head(checkpoint: Checkpoint) -> list[Finding]:
+    if stray := unrecorded_head(checkpoint):
+        prefix, tensors = stray
+        return [
+            Finding(
+                "HEAD-FAMILY-UNRECORDED",
+                "note",
+                f"{len(tensors)} tensors under {prefix} look like a head; no record of its family says what is whole",
+                where=prefix,
+                found=len(tensors),
+                hint="`draftpair families` lists the families that can be checked and split",
+            )
+        ]
+    if declared := declared_depth(checkpoint):
+        family, depth = declared
+        return [
+            Finding(
+                "HEAD-ABSENT",
+                "note",
+                f"config.json declares {depth} head layer(s) under {family.head.depth}; no tensor of one is here",
+                where=checkpoint.config.where(family.head.depth),
+                expected=depth,
+                found=0,
+                hint=f"conversions drop the head; it can be split from {family.target.source}",
+            )
+        ]
+    return []
+
+
+def role_of(checkpoint: Checkpoint) -> str:
+    """``drafter`` for a family with a record; ``target`` for decoder layers with an embedding; else ``unknown``."""
+    if find_drafter(checkpoint):
+        return "drafter"
+    names = checkpoint.tensors
+    layers = any(part in name or name.startswith(part[1:]) for name in names for part in _TRUNK_LAYER)
+    embedding = any(
+        part in name for name in names for part in ("embed_tokens.", "wte.", "embed_in.", "tok_embeddings.")
+    )
+    return "target" if layers and embedding else "unknown"
