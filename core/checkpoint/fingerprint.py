@@ -21,10 +21,10 @@ NORM_SUFFIX = "norm.weight"
 def fingerprint(checkpoint: Checkpoint, exclude_prefix: str | None = None) -> dict[str, Any]:
     """The checkpoint's fingerprint; every hash is SHA-256 in hexadecimal.
 
-    ``headers_sha256`` covers name, dtype and shape of every tensor. ``norms_sha256`` covers name, shape
-    and values, as little-endian float32, of the ``norms`` tensors of rank one whose name ends in
-    ``norm.weight`` and does not start with ``exclude_prefix``; it is None when there is no such tensor.
-    ``config_sha256`` covers the bytes of config.json, None without one.
+    `headers_sha256` covers name, dtype and shape of every tensor. `norms_sha256` covers name, shape
+    and values, as little-endian float32, of the `norms` tensors of rank one whose name ends in
+    `norm.weight` and does not start with `exclude_prefix`; it is None when there is no such tensor.
+    `config_sha256` covers the bytes of config.json, None without one.
     """
     tensors = sorted(checkpoint.tensors.values(), key=lambda tensor: tensor.name)
     norms = [t for t in tensors if _is_norm(t) and not (exclude_prefix and t.name.startswith(exclude_prefix))]

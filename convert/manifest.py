@@ -1,0 +1,90 @@
+"""The JSON files beside the weights: index, config and manifest.
+
+The manifest says where a drafter comes from and what was done to it, so that `validate` can prove that
+it belongs to a target. It holds no time and no path: the same split gives the same bytes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from draftpair.checkpoint import Checkpoint
+from draftpair.convert.destination import WEIGHTS
+from draftpair.convert.plan import SplitPlan
+from draftpair.version import VERSION
+
+MANIFEST_SCHEMA = "urn:draftpair:schema:manifest:1.0"
+
+
+def to_json(document: Mapping[str, Any]) -> bytes:
+    """The document as it is written to a file: indented, keys sorted, one newline at the end."""
+    return (json.dumps(document, indent=2, sort_keys=True, ensure_ascii=False) + "\n").encode("utf-8")
+
+
+def index(plan: SplitPlan) -> dict[str, Any]:
+    """model.safetensors.index.json; `total_parameters` counts packed weights as what they stand for."""
+    return {
+        "metadata": {"total_size": plan.total_size, "total_parameters": plan.total_parameters},
+        "weight_map": {output.name: WEIGHTS for output, _ in plan.outputs},
+    }
+
+
+def manifest(
+    plan: SplitPlan,
+    fingerprint: Mapping[str, Any],
+    tensor_hashes: Mapping[str, str],
+    file_hashes: Mapping[str, str],
+    mlx_version: str | None,
+) -> dict[str, Any]:
+    """draftpair-manifest.json. Hashes are SHA-256: of each tensor's data, and of the other files."""
+    drafter = plan.family.drafter
+    name, revision = source_name(plan.checkpoint)
+    return {
+        "schema": MANIFEST_SCHEMA,
+        "tool": {"name": "draftpair", "version": VERSION},
+        "family": plan.family.name,
+        "source": {
+            "name": name,
+            "revision": revision,
+            "prefix": plan.match.prefix,
+            "fingerprint": dict(fingerprint),
+        },
+        "block_size": {
+            "value": plan.block_size.value,
+            "from": plan.block_size.origin,
+            "counts_bonus_token": drafter.block_size.counts_bonus_token,
+        },
+        "tap": drafter.tap,
+        "fusion": drafter.fusion,
+        "dtype": plan.request.dtype,
+        "quantization": plan.quantization.as_config() if plan.quantization else None,
+        "kept_full_precision": dict(plan.kept_full_precision),
+        "mlx_version": mlx_version,
+        "tensors": {
+            output.name: {
+                "dtype": output.dtype,
+                "shape": list(output.shape),
+                "sources": [source.name for source in tensor.sources],
+                "transforms": list(tensor.transforms),
+                "sha256": tensor_hashes[output.name],
+            }
+            for output, tensor in plan.outputs
+        },
+        "dropped": [tensor.name for tensor in plan.dropped],
+        "files": dict(file_hashes),
+    }
+
+
+def source_name(checkpoint: Checkpoint) -> tuple[str, str | None]:
+    """The source's name without any path of this machine, and its revision.
+
+    A folder of the Hub cache, `models--owner--name/snapshots/<commit>`, is named as on the Hub.
+    """
+    root = checkpoint.root.resolve()
+    if root.parent.name == "snapshots" and root.parent.parent.name.startswith("models--"):
+        return root.parent.parent.name.removeprefix("models--").replace(
+            "--", "/", 1
+        ), checkpoint.revision or root.name
+    return root.name, checkpoint.revision

@@ -1,0 +1,100 @@
+"""The transforms on small arrays: which bytes they give, in which pieces."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from draftpair.checkpoint import TensorInfo
+from draftpair.convert.transforms import TRANSFORMS, Place, copy, drop, split_kv_b, stack
+from draftpair.families import load_families
+
+
+class Source:
+    """Tensors in memory, and the largest range that was read."""
+
+    def __init__(self, *arrays: np.ndarray, dtype: str = "BF16") -> None:
+        self.data = {f"t{n}": array.tobytes() for n, array in enumerate(arrays)}
+        self.infos = [
+            TensorInfo(f"t{n}", dtype, array.shape, "f", 100, 100 + array.nbytes)
+            for n, array in enumerate(arrays)
+        ]
+        self.largest = 0
+
+    def read(self, tensor: TensorInfo, begin: int, end: int) -> bytes:
+        self.largest = max(self.largest, end - begin)
+        return self.data[tensor.name][begin:end]
+
+
+def words(*shape: int) -> np.ndarray:
+    return np.arange(np.prod(shape, dtype=int), dtype="<u2").reshape(shape)
+
+
+@pytest.mark.parametrize("limit", [1, 24, 30, 1000])
+def test_copy_gives_the_source_in_whole_rows(limit: int) -> None:
+    source = Source(words(9, 6))
+    pieces = list(copy(source.read, source.infos, Place(0, (9, 6)), limit))
+    assert b"".join(piece.data for piece in pieces) == words(9, 6).tobytes()
+    assert all(len(piece.data) % 12 == 0 for piece in pieces)
+    assert source.largest <= max(12, limit)
+
+
+def test_a_vector_is_cut_into_elements() -> None:
+    source = Source(words(100))
+    pieces = list(copy(source.read, source.infos, Place(0, (100,)), 7))
+    assert [len(piece.data) for piece in pieces[:-1]] == [6] * 33
+    assert b"".join(piece.data for piece in pieces) == words(100).tobytes()
+
+
+@pytest.mark.parametrize("shape", [(0,), (0, 4), (4, 0)])
+def test_an_empty_tensor_has_no_pieces(shape: tuple[int, ...]) -> None:
+    source = Source(words(*shape))
+    assert list(copy(source.read, source.infos, Place(0, shape), 8)) == []
+
+
+def test_a_scalar_is_one_piece() -> None:
+    source = Source(np.array(7, "<u2"))
+    (piece,) = copy(source.read, source.infos, Place(0, ()), 8)
+    assert piece.data == b"\x07\x00"
+
+
+def test_stack_puts_experts_in_order_and_says_whose_bytes_they_are() -> None:
+    experts = [words(4, 2) + 100 * n for n in range(3)]
+    source = Source(*experts)
+    pieces = list(stack(source.read, source.infos, Place(0, (3, 4, 2)), 8))
+    assert b"".join(piece.data for piece in pieces) == np.stack(experts).tobytes()
+    assert [piece.source.name for piece in pieces] == ["t0", "t0", "t1", "t1", "t2", "t2"]
+
+
+@pytest.mark.parametrize(("dtype", "word"), [("BF16", "<u2"), ("F32", "<u4")])
+def test_split_kv_b_follows_the_formula(dtype: str, word: str) -> None:
+    heads, nope, value, rank = 3, 4, 5, 7
+    joined = np.arange(heads * (nope + value) * rank, dtype=word).reshape(-1, rank)
+    source = Source(joined, dtype=dtype)
+    shapes = (heads, rank, nope), (heads, value, rank)
+    embed, unembed = (
+        np.frombuffer(
+            b"".join(p.data for p in split_kv_b(source.read, source.infos, Place(part, shape), 1)), word
+        ).reshape(shape)
+        for part, shape in enumerate(shapes)
+    )
+    for h in range(heads):
+        for c in range(rank):
+            assert [embed[h, c, i] for i in range(nope)] == [
+                joined[h * (nope + value) + i, c] for i in range(nope)
+            ]
+            assert [unembed[h, j, c] for j in range(value)] == [
+                joined[h * (nope + value) + nope + j, c] for j in range(value)
+            ]
+    assert source.largest == max(nope, value) * rank * joined.itemsize
+
+
+def test_drop_gives_and_reads_nothing() -> None:
+    source = Source(words(3))
+    assert list(drop(source.read, source.infos, Place(0, (3,)), 8)) == []
+    assert source.largest == 0
+
+
+def test_every_transform_a_record_names_exists() -> None:
+    assert {
+        rule.transform for family in load_families().values() for rule in family.rules
+    } <= TRANSFORMS.keys()
