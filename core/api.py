@@ -1,0 +1,178 @@
+"""draftpair as a library: a function for each command, each returning the report that the command prints.
+
+Every function takes a folder, a ``.safetensors`` file, ``owner/name``, ``owner/name@revision`` or
+``hf://owner/name[@revision]`` for a checkpoint. Errors are `draftpair.errors.ToolError` and its subclasses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from draftpair.checkpoint import Checkpoint, open_checkpoint
+from draftpair.errors import Refused, ToolError
+from draftpair.findings import has_errors
+from draftpair.report import envelope
+from draftpair.runtime.options import Options
+
+Source = str | Path
+
+
+def inspect(
+    model: Source,
+    drafter: Source | None = None,
+    *,
+    revision: str | None = None,
+    context: int = 8192,
+    batch: int = 1,
+    kv_bits: int = 16,
+    memory: str | None = None,
+) -> dict[str, Any]:
+    """Report on one checkpoint: role, head, integrity, sizes, memory. Raises Usage for an unreadable limit."""
+    from draftpair.validate.inspection import inspect as look
+
+    other = open_checkpoint(drafter) if drafter is not None else None
+    body = look(
+        open_checkpoint(model, revision), other, context=context, batch=batch, kv_bits=kv_bits, memory=memory
+    )
+    inputs = {
+        "model": str(model),
+        "drafter": None if drafter is None else str(drafter),
+        "context": context,
+        "batch": batch,
+        "kv_bits": kv_bits,
+        "memory": memory,
+    }
+    return envelope("inspect", inputs, body)
+
+
+def split_mtp(
+    model: Source,
+    output: Source,
+    *,
+    revision: str | None = None,
+    block_size: int | None = None,
+    q_bits: int | None = None,
+    q_group_size: int = 64,
+    q_mode: str = "affine",
+    dtype: str = "keep",
+    force: bool = False,
+    dry_run: bool = False,
+    progress: Callable[[str, int, int], None] | None = None,
+) -> dict[str, Any]:
+    """Cut the head out of ``model`` into the folder ``output``, and report what was written.
+
+    ``progress`` is called with a phase, the bytes done and the bytes in all. Raises Usage for options or an output
+    that cannot be used, Refused for a source that cannot be split; nothing is then written.
+    """
+    from draftpair.convert import Request, carry_out, check_request, plan_split, split_report
+    from draftpair.families.heads import find_head
+
+    request = Request(Path(output), block_size, q_bits, q_group_size, q_mode, dtype, force)
+    check_request(request)
+    checkpoint = open_checkpoint(model, revision)
+    plan = plan_split(checkpoint, find_head(checkpoint), request)
+    return split_report(plan if dry_run else carry_out(plan, progress))
+
+
+def validate(
+    target: Source, drafter: Source | None = None, *, draft_block_size: int | None = None
+) -> dict[str, Any]:
+    """The verdict on one checkpoint, or on a target and its drafter."""
+    from draftpair.validate import validate_one, validate_pair
+
+    first = open_checkpoint(target)
+    if drafter is None:
+        verdict = validate_one(first)
+    else:
+        verdict = validate_pair(first, open_checkpoint(drafter), draft_block_size)
+    return envelope("validate", verdict.inputs, verdict.body())
+
+
+def generate(
+    model: Source,
+    prompt: str,
+    draft_model: Source | None = None,
+    *,
+    draft_kind: str | None = None,
+    draft_block_size: int | None = None,
+    allow_doubtful: bool = False,
+    options: Options | None = None,
+    on_text: Callable[[str], None] = lambda piece: None,
+    on_ids: Callable[[str, Sequence[int]], None] | None = None,
+) -> dict[str, Any]:
+    """Run ``model`` on ``prompt``, alone or with ``draft_model``.
+
+    ``on_text`` gets the text as it is decided, ``on_ids`` the token ids of "prompt" and, at the end, "generated".
+    Raises Refused for a pair that must not run, ToolError when a model does not load or mlx-lm is not installed.
+    """
+    target = _open_target(model)
+    pair = None
+    if draft_model is not None:
+        from draftpair.validate import validated_pair
+
+        drafter = open_checkpoint(draft_model)
+        _require_own_folder(target, drafter)
+        pair = validated_pair(target, drafter, draft_block_size, allow_doubtful)
+        if draft_kind is not None and draft_kind != pair.family.kind:
+            raise Refused(
+                f"--draft-kind is {draft_kind!r}, and {drafter.source} is a drafter of kind {pair.family.kind!r}"
+            )
+    runtime, options = _runtime(), options or Options()
+    session = runtime.open_session(target, pair, options.dtype)
+    ids = runtime.encode(session, prompt, options.chat_template)
+    inputs = {
+        "model": str(model),
+        "draft_model": None if draft_model is None else str(draft_model),
+        "prompt_tokens": len(ids),
+        "max_tokens": options.max_tokens,
+        "temp": options.temp,
+        "top_p": options.top_p,
+        "top_k": options.top_k,
+        "min_p": options.min_p,
+        "seed": options.seed,
+        "dtype": options.dtype,
+    }
+    body = runtime.run(session, ids, options, on_text)
+    if on_ids:
+        on_ids("prompt", ids)
+        on_ids("generated", body["tokens"])
+    return envelope("generate", inputs, body)
+
+
+def _runtime() -> Any:
+    try:
+        from draftpair.runtime import session
+    except ImportError as error:
+        raise ToolError(
+            f"running models needs mlx and mlx-lm: {error}",
+            hint='pip install "draftpair[cpu,run]" on Linux, "draftpair[run]" on macOS',
+        ) from error
+    return session
+
+
+def _open_target(model: Source) -> Checkpoint:
+    """The target, refused when its files are damaged: a model would load and talk nonsense."""
+    target = open_checkpoint(model)
+    if has_errors(target.findings):
+        first = next(finding for finding in target.findings if finding.level == "error")
+        raise Refused(f"{target.source} is damaged: {first.message}", first.hint)
+    return target
+
+
+def _require_own_folder(target: Checkpoint, drafter: Checkpoint) -> None:
+    """A drafter in the target's own folder would be its embedded head, which has to be split first."""
+    from draftpair.families.heads import find_head
+
+    if not drafter.root.samefile(target.root) or drafter.files.keys() != target.files.keys():
+        return
+    if find_head(target) is None:
+        raise Refused(
+            f"{target.source} was given as its own drafter, and it has no embedded MTP head",
+            hint="give the folder of a drafter with --draft-model",
+        )
+    raise ToolError(
+        f"{target.source} was given as its own drafter; an embedded head is not run in place yet",
+        hint=f"split it first: draftpair split-mtp --model {target.source} --output DIR",
+    )

@@ -1,0 +1,161 @@
+"""Reports as text for a terminal: every function takes a report and gives lines, and prints nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from draftpair.report.units import bytes_text, count_text
+
+_VERDICTS = {
+    "sound": "nothing is wrong with it",
+    "proven": "the drafter was cut from this very target",
+    "compatible": "every rule passes",
+    "doubtful": "it may run, but something deserves a look",
+    "unsafe": "do not run this",
+    "unknown": "this cannot be told from the files",
+}
+
+
+def findings_text(findings: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+    """A line for each finding, errors first, and its hint on the next."""
+    order = {"error": 0, "warning": 1, "note": 2}
+    for finding in sorted(findings, key=lambda f: order[f["level"]]):
+        yield f"{finding['level']:<8}{finding['rule']}: {finding['message']}"
+        if finding["hint"]:
+            yield f"        -> {finding['hint']}"
+
+
+def inspect_text(report: Mapping[str, Any]) -> Iterator[str]:
+    """What the checkpoint is, its head, its sizes, the memory it needs, and what is wrong with it."""
+    about = report["checkpoint"]
+    yield f"{about['source']}" + (f" @ {about['revision']}" if about["revision"] else "")
+    yield _row("role", f"{about['role']}, model_type {about['model_type'] or 'not stated'}")
+    yield _row(
+        "family",
+        (about["family"] or "no record of this family") + (f", {about['kind']}" if about["kind"] else ""),
+    )
+    yield _row("head", _head_text(report["head"]))
+    sizes = report["sizes"]
+    parameters = sizes["parameters"]
+    yield _row(
+        "tensors",
+        bytes_text(sizes["tensor_bytes"]) + (f", {count_text(parameters)} parameters" if parameters else ""),
+    )
+    for name, size in sizes["groups"].items():
+        if size:
+            yield _row(f"  {name}", bytes_text(size))
+    yield from _memory_text(report["memory"], report["inputs"])
+    yield from findings_text(report["integrity"]["findings"])
+
+
+def _head_text(head: Mapping[str, Any]) -> str:
+    if not head["present"]:
+        if head["declared"]:
+            return f"declared ({head['layers_declared']} layer), but no tensor of it is here: dropped by a conversion"
+        return "none"
+    state = {True: "whole", False: "incomplete or malformed", None: "of a family without a record"}[
+        head["complete"]
+    ]
+    files = ", ".join(f["name"] + ("" if f["indexed"] else " (not in the index)") for f in head["files"])
+    return (
+        f"{state}: {head['tensors']} tensors under {head['prefix']}, {bytes_text(head['bytes'])}, in {files}"
+    )
+
+
+def _memory_text(memory: Mapping[str, Any], inputs: Mapping[str, Any]) -> Iterator[str]:
+    yield f"memory at context {inputs['context']:,}, batch {inputs['batch']}, {inputs['kv_bits']}-bit cache"
+    names = ("weights", "kv", "state", "drafter", "verify", "activation", "overhead", "total", "available")
+    for name in names:
+        size = memory[f"{name}_bytes"]
+        if size is None or size or name in ("kv", "total"):
+            yield _row(f"  {name}", "not known" if size is None else bytes_text(size))
+    if memory["fits"] is not None:
+        difference = memory["available_bytes"] - memory["total_bytes"]
+        fits = (
+            f"fits, {bytes_text(difference)} to spare"
+            if memory["fits"]
+            else f"does not fit: {bytes_text(-difference)} over"
+        )
+        yield _row("  result", fits)
+
+
+def split_text(report: Mapping[str, Any]) -> Iterator[str]:
+    """What was written, or with a dry run what would be."""
+    did = "wrote" if report["written"] else "would write"
+    quantized = sum(tensor["quantized"] and tensor["dtype"] == "U32" for tensor in report["tensors"])
+    yield f"{did} {report['output']}"
+    yield _row("family", f"{report['family']}, model_type {report['drafter_model_type']}")
+    yield _row("block width", f"{report['block_size']} (counts the bonus token)")
+    packed = f", {quantized} matrices of them quantized to words, scales and biases" if quantized else ""
+    yield _row("tensors", f"{len(report['tensors'])}{packed}")
+    yield _row(
+        "bytes", f"{bytes_text(report['bytes_read'])} read, {bytes_text(report['bytes_written'])} written"
+    )
+    yield _row("files", ", ".join(report["files"]))
+    if quantized:
+        for reason, names in _by_reason(report["kept_full_precision"]).items():
+            yield _row(
+                "not quantized",
+                f"{', '.join(names[:3])}{f' and {len(names) - 3} more' if names[3:] else ''}: {reason}",
+            )
+    yield from findings_text(report["findings"])
+
+
+def _by_reason(kept: Iterable[Mapping[str, str]]) -> dict[str, list[str]]:
+    names: dict[str, list[str]] = {}
+    for entry in kept:
+        names.setdefault(entry["reason"], []).append(entry["name"])
+    return names
+
+
+def validate_text(report: Mapping[str, Any]) -> Iterator[str]:
+    """The verdict first, then the pair, then every finding."""
+    yield f"{report['verdict']}: {_VERDICTS[report['verdict']]}"
+    pair = report["pair"]
+    if pair:
+        yield _row(
+            "target", f"{report['inputs']['target']} ({pair['target_family'] or 'no record of this family'})"
+        )
+        yield _row(
+            "drafter",
+            f"{report['inputs']['drafter']} ({pair['drafter_family'] or 'no record of this family'})",
+        )
+        if pair["block_size"]:
+            yield _row("block width", f"{pair['block_size']} ({pair['block_size_from']})")
+    yield from findings_text(report["findings"])
+
+
+def generate_text(report: Mapping[str, Any]) -> Iterator[str]:
+    """The figures after a generation; the text itself is printed as it comes."""
+    stats, exactness = report["stats"], report["exactness"]
+    rate = stats["tokens_per_second"]
+    yield f"{len(report['tokens'])} tokens" + (f", {rate:.1f} tokens a second" if rate else "")
+    if stats["draft_kind"]:
+        yield f"exactness: {exactness['verdict']}" + (
+            f" ({exactness['detail']})" if exactness["detail"] else ""
+        )
+    if stats["rounds"]:
+        accepted, proposed = stats["accepted"], stats["proposed"]
+        share = f" ({stats['draft_acceptance_rate']:.1%})" if proposed else ""
+        yield (
+            f"{stats['rounds']} rounds of block width {stats['block_size']} ({stats['block_size_from']}): "
+            f"{accepted} of {proposed} proposals accepted{share}, "
+            f"{stats['mean_acceptance_length']:.2f} tokens a round"
+        )
+    yield from findings_text(report["findings"])
+
+
+def profile_text(report: Mapping[str, Any]) -> Iterator[str]:
+    """Seconds by phase, and how often the proposal at each position was accepted."""
+    stats = report["stats"]
+    for phase in ("prefill", "decode", "draft", "verify"):
+        yield _row(f"{phase}", f"{stats[f'{phase}_seconds']:.3f} s")
+    for position, share in enumerate(stats["acceptance_by_position"], 1):
+        yield _row(f"position {position}", f"{share:.1%} accepted")
+    for accepted, rounds in stats["acceptance_histogram"].items():
+        yield _row(f"{accepted} accepted", f"in {rounds} rounds")
+
+
+def _row(name: str, text: str) -> str:
+    return f"{name:<16}{text}".rstrip()

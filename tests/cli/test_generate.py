@@ -1,0 +1,147 @@
+"""`generate` and `quickstart` as a user runs them: what is printed where, and what is refused before loading."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from draftpair.cli import run
+from draftpair.schemas import check, load_schema
+from fixtures.folders import Folders
+from fixtures.glm4_moe_lite_copy import write_copy_pair
+
+PROMPT = ["--prompt", "t1 t2 t3", "--no-chat-template", "--max-tokens", "12"]
+
+
+def generated(capsys: pytest.CaptureFixture[str], *args: str) -> dict[str, Any]:
+    capsys.readouterr()
+    assert run(["generate", *args, "--json"]) == 0
+    report: dict[str, Any] = json.loads(capsys.readouterr().out)
+    assert check(report, load_schema("generate")) == []
+    return report
+
+
+@pytest.mark.parametrize(
+    "sampling", [[], ["--temp", "0.8", "--top-k", "12", "--seed", "7"]], ids=["greedy", "sampled"]
+)
+@pytest.mark.parametrize("drafter", ["drafter", "drafter_4bit"])
+def test_the_drafter_changes_no_token(
+    folders: Folders, capsys: pytest.CaptureFixture[str], drafter: str, sampling: list[str]
+) -> None:
+    plain = generated(capsys, "--model", str(folders.target), *PROMPT, *sampling)
+    pair = ["--draft-model", str(getattr(folders, drafter)), "--draft-block-size", "4"]
+    speculative = generated(capsys, "--model", str(folders.target), *pair, *PROMPT, *sampling)
+    assert speculative["tokens"] == plain["tokens"]
+    assert speculative["text"] == plain["text"]
+    assert speculative["exactness"]["verdict"] == "exact"
+    assert plain["exactness"]["verdict"] == "not_run"
+    stats = speculative["stats"]
+    assert (stats["block_size"], stats["block_size_from"]) == (4, "--draft-block-size")
+    assert sum(stats["acceptance_histogram"].values()) == stats["rounds"] > 0
+    assert (
+        stats["proposed"]
+        >= stats["accepted"]
+        == sum(int(accepted) * rounds for accepted, rounds in stats["acceptance_histogram"].items())
+    )
+    assert plain["stats"]["rounds"] == 0
+
+
+def test_a_copying_head_is_always_right(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pair = write_copy_pair(tmp_path / "raw", tmp_path / "target")
+    assert run(["split-mtp", "-m", str(pair.raw), "-o", str(tmp_path / "drafter"), "--block-size", "4"]) == 0
+    report = generated(
+        capsys, "-m", str(pair.target), "--draft-model", str(tmp_path / "drafter"), "-p", "t1", "-n", "13"
+    )
+    assert report["stats"]["draft_acceptance_rate"] == 1.0
+    assert report["stats"]["mean_acceptance_length"] == 4.0
+    assert report["tokens"] == list(pair.continuation(1, 13))
+
+
+def test_text_goes_to_stdout_and_figures_to_stderr(
+    folders: Folders, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report = generated(capsys, "-m", str(folders.target), *PROMPT)
+    pair = ["--draft-model", str(folders.drafter)]
+    assert run(["generate", "-m", str(folders.target), *pair, *PROMPT, "--profile"]) == 0
+    captured = capsys.readouterr()
+    assert captured.out.strip() == report["text"].strip()
+    assert "proposals accepted" in captured.err
+    assert "prefill" in captured.err
+
+
+def test_unsafe_and_unknown_pairs_do_not_run(folders: Folders, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["generate", "-m", str(folders.target), "--draft-model", str(folders.target), *PROMPT]) == 1
+    assert "no embedded MTP head" in capsys.readouterr().err
+    assert run(["generate", "-m", str(folders.raw), "--draft-model", str(folders.raw), *PROMPT]) == 3
+    assert "split-mtp --model" in capsys.readouterr().err
+    folders.edit(folders.target, "config.json", lambda config: config.update(rope_theta=5.0))
+    args = ["generate", "-m", str(folders.target), "--draft-model", str(folders.drafter), *PROMPT]
+    assert run(args) == 1
+    assert "--allow-doubtful" in capsys.readouterr().err
+    assert run([*args, "--allow-doubtful"]) == 0
+    folders.edit(folders.drafter, "config.json", lambda config: config["text_config"].update(hidden_size=32))
+    assert run([*args, "--allow-doubtful"]) == 1
+
+
+def test_a_damaged_target_does_not_run(folders: Folders, capsys: pytest.CaptureFixture[str]) -> None:
+    weights = folders.target / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-8])
+    assert run(["generate", "-m", str(folders.target), *PROMPT]) == 1
+    assert "model.safetensors" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("extra", "code", "text"),
+    [
+        (["--draft-kind", "dflash"], 1, "'mtp'"),
+        (["--draft-block-size", "1"], 2, "2 to 16"),
+        (["--temp", "-1"], 2, "--temp"),
+        (["--top-p", "1.5"], 2, "--top-p"),
+        (["--max-tokens", "0"], 2, "--max-tokens"),
+        (["--dtype", "bfloat16"], 3, "float32"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_bad_options(
+    folders: Folders, capsys: pytest.CaptureFixture[str], extra: list[str], code: int, text: str
+) -> None:
+    args = ["generate", "-m", str(folders.target), "--draft-model", str(folders.drafter), *PROMPT, *extra]
+    assert run(args) == code
+    assert text in capsys.readouterr().err
+
+
+def test_the_environment_names_kind_and_width(
+    folders: Folders, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair = ["-m", str(folders.target), "--draft-model", str(folders.drafter)]
+    monkeypatch.setenv("MLXCEL_DRAFT_BLOCK_SIZE", "3")
+    assert generated(capsys, *pair, *PROMPT)["stats"]["block_size_from"] == "MLXCEL_DRAFT_BLOCK_SIZE"
+    monkeypatch.setenv("LLAMA_ARG_DRAFT_KIND", "dflash")
+    assert run(["generate", *pair, *PROMPT]) == 1
+    assert run(["generate", *pair, *PROMPT, "--draft-kind", "mtp"]) == 0
+
+
+def test_token_ids_can_be_printed(
+    folders: Folders, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report = generated(capsys, "-m", str(folders.target), *PROMPT)
+    monkeypatch.setenv("MLXCEL_PRINT_TOKEN_IDS", "1")
+    run(["generate", "-m", str(folders.target), *PROMPT])
+    error = capsys.readouterr().err
+    assert f"prompt ids: {[1, 2, 3]}" in error
+    assert f"generated ids: {report['tokens']}" in error
+
+
+def test_quickstart_takes_a_pair_through_every_step(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert run(["quickstart", "--keep", str(tmp_path / "toy")]) == 0
+    out = capsys.readouterr().out
+    assert out.count("defghijklmnopqrstuvwxyz abc") == 2
+    assert "30 of 30 proposals accepted (100.0%)" in out
+    assert "All 40 tokens are the same with and without the drafter." in out
+    assert run(["inspect", str(tmp_path / "toy" / "raw"), "--require-head"]) == 0
+    assert run(["quickstart", "--keep", str(tmp_path / "toy")]) == 2

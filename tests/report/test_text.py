@@ -1,0 +1,114 @@
+"""The text reports, whole, of the quickstart pair: a change of wording is seen here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from draftpair import api
+from draftpair.findings import Finding
+from draftpair.quickstart import write_toy
+from draftpair.report.text import (
+    findings_text,
+    generate_text,
+    inspect_text,
+    profile_text,
+    split_text,
+    validate_text,
+)
+from draftpair.report.units import bytes_text, count_text
+
+GOLDEN = Path(__file__).parent / "golden"
+
+
+@pytest.fixture
+def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The quickstart pair in the current folder, so that no report holds a path of this machine."""
+    monkeypatch.chdir(tmp_path)
+    write_toy(Path("raw"), with_head=True)
+    write_toy(Path("target"), with_head=False)
+    return tmp_path
+
+
+def golden(name: str) -> str:
+    return (GOLDEN / f"{name}.txt").read_text(encoding="utf-8")
+
+
+def test_inspect(toy: Path) -> None:
+    report = api.inspect("raw", memory="1GB")
+    assert "\n".join(inspect_text(report)) + "\n" == golden("inspect")
+
+
+def test_inspect_of_a_target_that_does_not_fit(toy: Path) -> None:
+    report = api.inspect("target", memory="1MB")
+    assert "\n".join(inspect_text(report)) + "\n" == golden("inspect-target")
+
+
+def test_split_and_validate(toy: Path) -> None:
+    written = api.split_mtp("raw", "drafter", q_bits=4)
+    assert "\n".join(split_text(written)) + "\n" == golden("split-mtp")
+    report = api.validate("target", "drafter")
+    assert "\n".join(validate_text(report)) + "\n" == golden("validate")
+
+
+def test_generate_and_profile() -> None:
+    stats: dict[str, Any] = {
+        "draft_kind": "mtp",
+        "block_size": 3,
+        "block_size_from": "block_size of the drafter",
+        "rounds": 4,
+        "proposed": 8,
+        "accepted": 5,
+        "draft_acceptance_rate": 0.625,
+        "mean_acceptance_length": 2.25,
+        "acceptance_histogram": {"0": 1, "1": 1, "2": 2},
+        "acceptance_by_position": [0.75, 0.5],
+        "tokens_per_second": 12.34,
+        "prefill_seconds": 0.5,
+        "decode_seconds": 1.0,
+        "draft_seconds": 0.25,
+        "verify_seconds": 0.75,
+    }
+    report = {
+        "tokens": [1, 2, 3],
+        "stats": stats,
+        "exactness": {"verdict": "exact", "detail": "all logit bytes equal"},
+        "findings": [Finding("PAIR-ROPE", "warning", "rotary embedding differs", hint="look").as_dict()],
+    }
+    assert list(generate_text(report)) == [
+        "3 tokens, 12.3 tokens a second",
+        "exactness: exact (all logit bytes equal)",
+        "4 rounds of block width 3 (block_size of the drafter): 5 of 8 proposals accepted (62.5%), "
+        "2.25 tokens a round",
+        "warning PAIR-ROPE: rotary embedding differs",
+        "        -> look",
+    ]
+    assert list(profile_text(report))[-2:] == ["1 accepted      in 1 rounds", "2 accepted      in 2 rounds"]
+
+
+def test_errors_come_before_warnings_and_notes() -> None:
+    findings = [Finding(f"R-{level}", level, "text").as_dict() for level in ("note", "warning", "error")]
+    assert [line.split()[0] for line in findings_text(findings)] == ["error", "warning", "note"]
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (0, "0 bytes"),
+        (1023, "1,023 bytes"),
+        (1 << 20, "1.0 MiB (1,048,576 bytes)"),
+        (3 << 30, "3.00 GiB (3,221,225,472 bytes)"),
+    ],
+)
+def test_bytes(count: int, text: str) -> None:
+    assert bytes_text(count) == text
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(999, "999"), (12_345, "12,345"), (849_399_000, "849.4 M"), (29_943_000_000, "29.9 B")],
+)
+def test_counts(count: int, text: str) -> None:
+    assert count_text(count) == text
