@@ -19,8 +19,9 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from draftpair.checkpoint.writer import Output, encode_header
 from split import LAYERS, config, head_shapes, machine
+
+from draftpair.checkpoint.writer import Output, encode_header
 
 SHARDS = 48
 

@@ -15,6 +15,7 @@ from math import prod
 from typing import Any
 
 import numpy as np
+
 from draftpair.checkpoint.writer import Output
 from draftpair.errors import ToolError, Usage
 

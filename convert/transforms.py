@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
+
 from draftpair.checkpoint import TensorInfo
 from draftpair.checkpoint.dtypes import ITEM_BITS
 

@@ -36,7 +36,6 @@ def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="session")
 def _made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from draftpair import api
-
     from fixtures.glm4_moe_lite import write_checkpoint, write_target
 
     folder = tmp_path_factory.mktemp("pair")

@@ -6,6 +6,7 @@ import json
 import math
 
 import pytest
+
 from draftpair.checkpoint import ConfigView
 from draftpair.checkpoint.config import parse_config
 from draftpair.errors import Refused

@@ -7,6 +7,7 @@ import struct
 
 import numpy as np
 import pytest
+
 from draftpair.checkpoint import (
     FLOAT_DTYPES,
     ITEM_BITS,

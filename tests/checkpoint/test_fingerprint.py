@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from draftpair.checkpoint import open_checkpoint
 from draftpair.checkpoint.fingerprint import fingerprint
-
 from fixtures.weights import write_safetensors
 
 ONES, MATRIX = np.ones(4, "<f4"), np.ones((4, 4), "<f4")

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
 from draftpair.checkpoint import exchange as swapping
 from draftpair.checkpoint import folder as folders
 from draftpair.checkpoint.exchange import exchange, exchange_by_renames

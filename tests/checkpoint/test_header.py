@@ -12,10 +12,10 @@ import sys
 import zipfile
 
 import pytest
+
 from draftpair.checkpoint import Header, HeaderError, TensorInfo, parse_header, read_header
 from draftpair.checkpoint.header import MAX_HEADER_BYTES
 from draftpair.errors import Refused, ToolError
-
 from fixtures.safetensors_files import layout, pack, write_weights
 
 NAME = "model-00001-of-00002.safetensors"

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import safetensors
-from draftpair.checkpoint import ITEM_BITS, HeaderError, read_header
 from safetensors.numpy import save_file
 
+from draftpair.checkpoint import ITEM_BITS, HeaderError, read_header
 from fixtures.safetensors_files import layout, pack, write_weights
 
 

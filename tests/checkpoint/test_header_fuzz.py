@@ -13,10 +13,10 @@ from collections.abc import Iterator
 
 import pytest
 import safetensors
-from draftpair.checkpoint import ITEM_BITS, Header, HeaderError, parse_header
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from draftpair.checkpoint import ITEM_BITS, Header, HeaderError, parse_header
 from fixtures.safetensors_files import data_size, layout, pack
 
 GENERATED = 500

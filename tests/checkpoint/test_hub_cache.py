@@ -6,10 +6,10 @@ import os
 from pathlib import Path
 
 import pytest
-from draftpair.checkpoint import open_checkpoint
-from draftpair.errors import ToolError
 from huggingface_hub import constants, try_to_load_from_cache
 
+from draftpair.checkpoint import open_checkpoint
+from draftpair.errors import ToolError
 from fixtures.safetensors_files import write_index, write_weights
 
 COMMIT, OTHER = "a" * 40, "b" * 40

@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
+
 from draftpair.checkpoint import Checkpoint, open_checkpoint
 from draftpair.findings import Finding
-
 from fixtures.safetensors_files import write_index, write_weights
 
 FIRST, SECOND = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"

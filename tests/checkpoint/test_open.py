@@ -9,9 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+
 from draftpair.checkpoint import Checkpoint, open_checkpoint
 from draftpair.errors import Refused, ToolError
-
 from fixtures.safetensors_files import data_size, layout, pack, write_weights
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
 from draftpair.checkpoint.source import HubName, parse_source
 from draftpair.errors import Usage
 

@@ -9,10 +9,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from draftpair.checkpoint import ITEM_BITS, read_header
-from draftpair.checkpoint.writer import Output, TensorFile, encode_header
 from safetensors import safe_open
 from safetensors.numpy import load_file
+
+from draftpair.checkpoint import ITEM_BITS, read_header
+from draftpair.checkpoint.writer import Output, TensorFile, encode_header
 
 OUTPUTS = (
     Output("b", "F16", (3, 5)),

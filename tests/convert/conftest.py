@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from draftpair.checkpoint import open_checkpoint
 from draftpair.convert import Request, SplitPlan, SplitResult, carry_out, plan_split
 from draftpair.families.heads import find_head
-
 from fixtures.glm4_moe_lite import write_checkpoint
 
 WORDS = {"BF16": "<u2", "F16": "<u2", "F32": "<u4", "U32": "<u4", "F64": "<u8", "U8": "<u1"}

@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from draftpair.checkpoint import open_checkpoint
 from draftpair.checkpoint.writer import TensorFile
 from draftpair.convert import carry_out, stream, write
 from draftpair.errors import Refused, ToolError
-
 from fixtures.glm4_moe_lite import write_checkpoint
 
 HEAD = "model.layers.3."

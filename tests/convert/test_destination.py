@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
+
 from draftpair.checkpoint import folder as folders
 from draftpair.errors import ToolError, Usage
 

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from draftpair.checkpoint.writer import Output
 from draftpair.convert import stream
 from draftpair.convert.quantize import BITS, GROUP_SIZES, Quantization, Quantizer, load_mlx
 from draftpair.errors import Refused, ToolError, Usage
-
 from fixtures.glm4_moe_lite import write_checkpoint
 
 STORED = {"BF16": ("u2", "bfloat16"), "F16": ("u2", "float16"), "F32": ("u4", "float32")}

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from draftpair.errors import Refused, ToolError
 
+from draftpair.errors import Refused, ToolError
 from fixtures.glm4_moe_lite import write_checkpoint, write_target
 
 HEAD = "model.layers.3."

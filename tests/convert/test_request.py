@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+
 from draftpair.checkpoint import open_checkpoint
 from draftpair.convert import Request, plan_split
 from draftpair.errors import Refused, Usage

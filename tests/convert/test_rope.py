@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
 from draftpair import api
 from draftpair.checkpoint import open_checkpoint
-
 from fixtures.glm4_moe_lite import write_checkpoint
 
 

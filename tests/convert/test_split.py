@@ -8,12 +8,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors import safe_open
+
 from draftpair.checkpoint import open_checkpoint
 from draftpair.convert import split_report
 from draftpair.families.heads import find_head
 from draftpair.schemas import check, load_schema
-from safetensors import safe_open
-
 from fixtures.glm4_moe_lite import Geometry, write_checkpoint
 
 G = Geometry()

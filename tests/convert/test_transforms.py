@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+
 from draftpair.checkpoint import TensorInfo
 from draftpair.convert.transforms import TRANSFORMS, Place, copy, drop, split_kv_b, stack
 from draftpair.families import load_families

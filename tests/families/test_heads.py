@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from draftpair.checkpoint import Checkpoint, open_checkpoint
 from draftpair.families.heads import declared_depth, find_head, unrecorded_head
-
 from fixtures.glm4_moe_lite import Geometry, checkpoint_tensors, config_document
 from fixtures.weights import write_json, write_weights
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from importlib import resources
 
 import pytest
+
 from draftpair.checkpoint import ConfigView
 from draftpair.errors import Refused, ToolError
 from draftpair.families import family, family_names, family_of_target, load_families, read_record

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from jsonschema import Draft202012Validator
+
 from draftpair.errors import ToolError
 from draftpair.schemas import check, load_schema, schema_names
-from jsonschema import Draft202012Validator
 
 
 @pytest.mark.parametrize("name", schema_names())

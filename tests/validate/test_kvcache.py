@@ -6,6 +6,7 @@ import importlib
 from typing import Any
 
 import pytest
+
 from draftpair.checkpoint import ConfigView
 from draftpair.errors import Refused, Usage
 from draftpair.validate.kvcache import cache_size, layer_caches

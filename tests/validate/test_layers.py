@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+
 from draftpair.checkpoint import ConfigView
 from draftpair.validate.layers import layer_kinds
 

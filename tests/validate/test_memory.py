@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from draftpair.checkpoint import ConfigView
 from draftpair.errors import Usage
 from draftpair.validate.kvcache import CacheSize

@@ -7,12 +7,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+
 from draftpair import api
 from draftpair.checkpoint import open_checkpoint
 from draftpair.errors import Refused, ToolError, Usage
 from draftpair.schemas import check, load_schema
 from draftpair.validate import ValidatedPair, validate_pair, validated_pair
-
 from fixtures.folders import Folders
 from fixtures.glm4_moe_lite import write_checkpoint, write_target
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+
 from draftpair.checkpoint import ConfigView, TensorInfo
 from draftpair.validate.parameters import ParameterCount, count_parameters, mlx_packing
 

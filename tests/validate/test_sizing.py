@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from draftpair.checkpoint import TensorInfo
 from draftpair.validate.sizing import GROUPS, bytes_by_group, group_of
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from draftpair.checkpoint import Checkpoint, open_checkpoint
 from draftpair.errors import Refused
 from draftpair.validate.tokenizer import IdDifference, TokenizerComparison, compare_tokenizers, special_ids

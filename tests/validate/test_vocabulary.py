@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from draftpair.checkpoint import Checkpoint, ConfigView, TensorInfo
 from draftpair.validate.vocabulary import VocabularySizes, vocabulary_relation, vocabulary_sizes
 
