@@ -1,0 +1,1 @@
+"""Drafters, one file a family; found by that name."""

@@ -1,0 +1,140 @@
+"""From checkpoints to a loaded pair: adapters are found by name, the compute dtype is decided here."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import pkgutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import mlx.core as mx
+from mlx import nn
+from mlx.utils import tree_map_with_path
+from mlx_lm.models.switch_layers import SwitchLinear
+from mlx_lm.utils import load_tokenizer
+
+from draftpair.checkpoint import Checkpoint
+from draftpair.errors import ToolError, Usage
+from draftpair.runtime import drafters, targets
+from draftpair.runtime.interfaces import Drafter, Target
+from draftpair.validate.pairing import ValidatedPair
+
+DTYPES = {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16}
+
+# Added to float32 scores to choose experts; rounded, it would choose others.
+ALWAYS_FLOAT32 = ("e_score_correction_bias",)
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A validated pair, loaded. ``eos`` are the ids that end generation."""
+
+    target: Target
+    drafter: Drafter
+    tokenizer: Any
+    eos: frozenset[int]
+
+
+def load_pair(validated: ValidatedPair, dtype: str = "auto", environ: Mapping[str, str] = os.environ) -> Pair:
+    """Load target, drafter and tokenizer of a pair that passed validation."""
+    target = load_target(validated.target, dtype, environ)
+    drafter = _load_drafter(validated.drafter, validated.family.name, dtype, environ)
+    tokenizer = load_text_codec(validated.target)
+    return Pair(target, drafter, tokenizer, eos_ids(validated.target, tokenizer))
+
+
+def load_target(
+    checkpoint: Checkpoint, dtype: str = "auto", environ: Mapping[str, str] = os.environ
+) -> Target:
+    """The target with its weights in memory. ``dtype``: auto, float32, bfloat16 or float16."""
+    adapter = _named_module(targets, checkpoint.config.model_type, "target model type")
+    target: Target = adapter.Target.load(checkpoint, environ)
+    _settle(target.network, dtype, checkpoint.source)
+    return target
+
+
+def _load_drafter(
+    checkpoint: Checkpoint, family: str, dtype: str = "auto", environ: Mapping[str, str] = os.environ
+) -> Drafter:
+    """The drafter with its weights in memory; ``family`` is the name of its family record."""
+    module = _named_module(drafters, family, "drafter family")
+    drafter: Drafter = module.Drafter.load(checkpoint, environ)
+    _settle(drafter.network, dtype, checkpoint.source)
+    return drafter
+
+
+def load_text_codec(checkpoint: Checkpoint) -> Any:
+    """mlx-lm's tokenizer of the checkpoint. ToolError when there is none that loads."""
+    try:
+        return load_tokenizer(checkpoint.root)
+    except (OSError, ValueError, KeyError) as error:
+        raise ToolError(
+            f"{checkpoint.source}: no tokenizer can be loaded: {error}",
+            hint="copy tokenizer.json and tokenizer_config.json from the original checkpoint",
+        ) from error
+
+
+def eos_ids(checkpoint: Checkpoint, tokenizer: Any) -> frozenset[int]:
+    """generation_config.json's ``eos_token_id``, else config.json's, else the tokenizer's."""
+    name = "generation_config.json"
+    generation = checkpoint.read_json(name) if checkpoint.has_file(name) else {}
+    for found in (generation.get("eos_token_id"), checkpoint.config.get("eos_token_id")):
+        if found is not None:
+            return frozenset(found if isinstance(found, list) else [found])
+    return frozenset(tokenizer.eos_token_ids)
+
+
+def on_cpu() -> bool:
+    """Whether MLX computes on the CPU here."""
+    return bool(mx.default_device() == mx.cpu)
+
+
+def _named_module(package: ModuleType, name: str | None, what: str) -> ModuleType:
+    available = sorted(module.name for module in pkgutil.iter_modules(package.__path__))
+    if name not in available:
+        raise ToolError(
+            f"{what} {name or '(none in config.json)'} cannot be run; draftpair runs {', '.join(available)}"
+        )
+    return importlib.import_module(f"{package.__name__}.{name}")
+
+
+def _settle(network: nn.Module, dtype: str, source: str) -> None:
+    """Cast the floating-point parameters if asked to, and bring all into memory."""
+    wanted = _compute_dtype(network, dtype, source)
+    if wanted is not None:
+        cast_parameters(network, wanted)
+    mx.eval(network.parameters())
+
+
+def _compute_dtype(network: nn.Module, dtype: str, source: str) -> mx.Dtype | None:
+    """The dtype to cast to, None for the checkpoint's own.
+
+    On the CPU that is float32: MLX has no 16-bit ``gather_mm`` there, which experts that are not quantized
+    need, and its 16-bit quantized products are about ten times slower.
+    """
+    if dtype != "auto" and dtype not in DTYPES:
+        raise Usage(f"dtype is {dtype!r}; expected auto, {', '.join(DTYPES)}")
+    if not on_cpu():
+        return DTYPES.get(dtype)
+    wanted = DTYPES.get(dtype, mx.float32)
+    if wanted != mx.float32 and any(isinstance(module, SwitchLinear) for module in network.modules()):
+        raise ToolError(
+            f"{source}: its experts are not quantized, and MLX multiplies those on the CPU in float32 only, "
+            f"not in {dtype}",
+            hint="leave out --dtype, or quantize the model",
+        )
+    return wanted
+
+
+def cast_parameters(network: nn.Module, dtype: mx.Dtype) -> None:
+    """Cast floating-point parameters, quantization scales included; routing biases stay float32."""
+
+    def cast(path: str, value: mx.array) -> mx.array:
+        if not mx.issubdtype(value.dtype, mx.floating) or path.endswith(ALWAYS_FLOAT32):
+            return value
+        return value.astype(dtype)
+
+    network.update(tree_map_with_path(cast, network.parameters()))

@@ -1,0 +1,19 @@
+"""What a generation is asked to do. Needs no MLX, so that a command line can be read without it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to generate; ``temp`` 0 is greedy, the three filters are off at 0, ``dtype`` auto suits the device."""
+
+    max_tokens: int = 256
+    temp: float = 0.0
+    top_p: float = 0.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int = 0
+    dtype: str = "auto"
+    chat_template: bool = True
