@@ -15,6 +15,8 @@ import numpy as np
 from draftpair.checkpoint import TensorInfo
 from draftpair.checkpoint.dtypes import ITEM_BITS
 
+Read = Callable[[TensorInfo, int, int], bytes]
+
 
 class Piece(NamedTuple):
     """Some bytes of an output tensor, still in the dtype of `source`, which they come from."""
