@@ -18,7 +18,7 @@ from draftpair.convert.block_size import BlockSize, choose_block_size
 from draftpair.convert.companions import Companion, find_companions
 from draftpair.convert.destination import CONFIG, INDEX, WEIGHTS, check_destination, replaced_note
 from draftpair.convert.quantize import MODE, Quantization
-from draftpair.convert.refusals import require_head
+from draftpair.convert.refusals import partial_source, require_head
 from draftpair.convert.request import DTYPES, Request, check_request, unused_options
 from draftpair.convert.snapshot import Snapshot, snapshot
 from draftpair.convert.transforms import TRANSFORMS, Place
@@ -153,6 +153,7 @@ def plan_split(checkpoint: Checkpoint, match: HeadMatch | None, request: Request
         sources=sources,
         findings=(
             *unused_options(request),
+            *partial_source(checkpoint),
             *match.findings,
             *companion_findings,
             *replaced_note(present, _written(companions), request.force),

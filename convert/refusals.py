@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from draftpair.checkpoint import Checkpoint
+from draftpair.checkpoint.fingerprint import is_incomplete
 from draftpair.checkpoint.wording import some
 from draftpair.errors import Refused, ToolError
 from draftpair.families import family_of_target, load_families
@@ -33,6 +34,22 @@ def require_head(checkpoint: Checkpoint, match: HeadMatch | None) -> HeadMatch:
     if touching := [f for f in checkpoint.findings if f.level == "error" and _touches(f, match)]:
         raise _refused(touching)
     return match
+
+
+def partial_source(checkpoint: Checkpoint) -> list[Finding]:
+    """A warning when weight files without head tensors are absent or damaged: the split works, the proof does not."""
+    if not is_incomplete(checkpoint):
+        return []
+    return [
+        Finding(
+            "SPLIT-SOURCE-PARTIAL",
+            "warning",
+            "weight files of the source are missing or damaged; the head is whole, and the manifest cannot say which "
+            "target it belongs to",
+            where=checkpoint.source,
+            hint="split from the whole checkpoint to have the origin recorded",
+        )
+    ]
 
 
 def _refused(findings: list[Finding]) -> Refused:
@@ -101,7 +118,8 @@ def _broken_files(checkpoint: Checkpoint, prefix: str) -> list[Finding]:
     ]
     if absent := ours - {finding.where for finding in broken}:
         names = sorted(absent)
-        message = f"the index puts {prefix}* in {some(names)}, which is no readable file of the folder"
+        places = some([repr(name) for name in names])
+        message = f"the index puts {prefix}* in {places}, which is no readable file of the folder"
         hint = "download what is missing; a split needs only the files that hold the head"
         broken.insert(0, Finding("INDEX-SHARD-MISSING", "error", message, names[0], hint=hint))
     return broken

@@ -11,7 +11,7 @@ from functools import cache, lru_cache
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
-from draftpair.errors import ToolError
+from draftpair.errors import Usage
 
 if TYPE_CHECKING:
     from jsonschema import ValidationError
@@ -29,12 +29,37 @@ def schema_names() -> tuple[str, ...]:
 
 @cache
 def load_schema(name: str) -> dict[str, Any]:
-    """The schema called ``name``. Raises ToolError for an unknown name, listing the known ones."""
+    """The schema called ``name``. Raises Usage for an unknown name, listing the known ones."""
     if name not in schema_names():
-        raise ToolError(f"no schema is called {name!r}", hint="known schemas: " + ", ".join(schema_names()))
+        raise Usage(f"no schema is called {name!r}", hint="known schemas: " + ", ".join(schema_names()))
     path = resources.files(__package__).joinpath(f"{name}.json")
     schema: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return schema
+
+
+def bundled(name: str) -> dict[str, Any]:
+    """The schema called ``name`` with every schema it refers to in its ``$defs``, so that it can be used alone."""
+    by_id = {load_schema(other)["$id"]: load_schema(other) for other in schema_names()}
+    schema = load_schema(name)
+    found: dict[str, Any] = {}
+    waiting = [schema]
+    while waiting:
+        for reference in _references(waiting.pop()):
+            base = reference.partition("#")[0]
+            if base and base != schema["$id"] and base not in found:
+                found[base] = by_id[base]
+                waiting.append(by_id[base])
+    return {**schema, "$defs": {**schema.get("$defs", {}), **found}} if found else schema
+
+
+def _references(value: Any) -> Iterator[str]:
+    if isinstance(value, Mapping):
+        if isinstance(value.get("$ref"), str):
+            yield value["$ref"]
+        value = list(value.values())
+    if isinstance(value, list):
+        for item in value:
+            yield from _references(item)
 
 
 def violations(document: Any, schema: Mapping[str, Any]) -> Iterator[ValidationError]:

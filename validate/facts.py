@@ -7,6 +7,7 @@ The document is public (``draftpair schema pair-facts``): another tool may produ
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 from draftpair.checkpoint import Checkpoint
@@ -15,18 +16,23 @@ from draftpair.families.record import Family
 from draftpair.schemas import load_schema
 from draftpair.validate.provenance import provenance
 from draftpair.validate.tokenizer import TokenizerComparison, compare, special_ids
-from draftpair.validate.tokenizer_files import Tokenizer, read_tokenizer
+from draftpair.validate.tokenizer_files import Tokenizer, read_both
 from draftpair.validate.vocabulary import VocabularySizes, vocabulary_relation, vocabulary_sizes
 
-# Keys that size the drafter's own weights: a pair that differs in one was cut from another model.
-_NOT_GEOMETRY = frozenset({"hidden_size", "vocab_size", "num_hidden_layers", "attention_bias"})
+# Sizes that have facts of their own.
+_NOT_GEOMETRY = frozenset({"hidden_size", "vocab_size"})
+# Keys that change what a layer computes without changing a shape.
+_SETTINGS = (
+    "rms_norm_eps", "hidden_act", "num_experts_per_tok", "n_group", "topk_group", "topk_method", "scoring_func",
+    "norm_topk_prob", "routed_scaling_factor", "partial_rotary_factor", "tie_word_embeddings",
+)  # fmt: skip
 
 
 def pair_facts(
     target: Checkpoint, drafter: Checkpoint, family: Family, block_size: tuple[int, str]
 ) -> dict[str, Any]:
     """The facts document of a pair; ``block_size`` is the width and the rule it came from."""
-    tokenizers = read_tokenizer(target), read_tokenizer(drafter)
+    tokenizers = read_both(target, drafter)
     return {
         "schema": load_schema("pair-facts")["$id"],
         "target": _side(target, family_of_target(target.config.model_type)),
@@ -34,7 +40,8 @@ def pair_facts(
         "hidden": _numbers(target, drafter, "hidden_size"),
         "vocabulary": _vocabulary(target, drafter, *tokenizers),
         "tokenizer": _tokenizer(compare(*tokenizers)),
-        "geometry": _geometry(target, drafter, family),
+        "geometry": _differences(target, drafter, _size_keys(family)),
+        "settings": _differences(target, drafter, _SETTINGS),
         "layers": _numbers(target, drafter, family.head.first_layer),
         "rope": _rope(target, drafter),
         "tap": {"hidden_state": family.drafter.tap, "fusion": family.drafter.fusion},
@@ -98,12 +105,8 @@ def _tokenizer(compared: TokenizerComparison) -> dict[str, Any]:
     }
 
 
-def _geometry(target: Checkpoint, drafter: Checkpoint, family: Family) -> dict[str, Any]:
-    """The config keys that size the drafter's tensors, compared one by one."""
-    keys = [key for key in _size_keys(family) if key not in _NOT_GEOMETRY] + [
-        "num_experts_per_tok",
-        "n_group",
-    ]
+def _differences(target: Checkpoint, drafter: Checkpoint, keys: Sequence[str]) -> dict[str, Any]:
+    """Config keys compared one by one; null equals absent."""
     values = [(key, target.config.get(key), drafter.config.get(key)) for key in keys]
     different = [
         {"key": key, "target": mine, "drafter": theirs} for key, mine, theirs in values if mine != theirs
@@ -117,9 +120,10 @@ def _geometry(target: Checkpoint, drafter: Checkpoint, family: Family) -> dict[s
 
 
 def _size_keys(family: Family) -> list[str]:
+    """The config keys that size the drafter's tensors: a pair that differs in one was cut from another model."""
     words = {word.strip() for rule in family.rules for entry in rule.shape or () for word in entry.split("*")}
     keys = {key for word in words for key in family.dims.get(word, (word,))}
-    return sorted(key for key in keys if not key.isdecimal())
+    return sorted(key for key in keys if not key.isdecimal() and key not in _NOT_GEOMETRY)
 
 
 def _rope(target: Checkpoint, drafter: Checkpoint) -> dict[str, Any]:

@@ -1,16 +1,19 @@
 """The numbers a checkpoint's config.json gives under several names: one place that knows the names.
 
 A value that is absent, or that differs from layer to layer (a list), is None: the caller then says "unknown".
-A value that cannot be right (a string, a negative number) is refused with its JSON pointer.
+A value that cannot be right (a string, a negative number) is refused with its JSON pointer, and so is one that
+no model has: nothing may count through it.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from draftpair.checkpoint import ConfigView
 from draftpair.checkpoint.wording import printable
 from draftpair.errors import Refused
+from draftpair.families.record import MOST
 
 LAYERS = ("num_hidden_layers", "n_layers", "num_layers", "n_layer")
 HIDDEN = ("hidden_size", "d_model", "dim", "model_dim", "n_embd")
@@ -19,6 +22,12 @@ KV_HEADS = ("num_key_value_heads", "num_kv_heads", "n_kv_heads", "n_head_kv", "m
 HEAD_DIM = ("head_dim", "head_size")
 INTERMEDIATE = ("intermediate_size", "ffn_dim", "ffn_hidden_size")
 VOCABULARY = ("vocab_size", "n_vocab")
+
+LARGEST = 1 << 31
+
+
+class Unlikely(Refused):
+    """A size beyond every model; who only estimates may take it for unknown."""
 
 
 @dataclass(frozen=True)
@@ -34,11 +43,11 @@ class Geometry:
     vocabulary: int | None
 
 
-def number(config: ConfigView, *keys: str, minimum: int = 1) -> int | None:
+def number(config: ConfigView, *keys: str, minimum: int = 1, maximum: int = LARGEST) -> int | None:
     """The first of ``keys`` the config has, as an integer of at least ``minimum``.
 
     None when no key is there or when the value is a list or an object (one value a layer).
-    Raises Refused on any other value.
+    Raises Unlikely on one above ``maximum``, Refused on any other value.
     """
     for key in keys:
         value = config.get(key)
@@ -49,13 +58,18 @@ def number(config: ConfigView, *keys: str, minimum: int = 1) -> int | None:
         if isinstance(value, float) and value.is_integer():
             value = int(value)
         if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
-            raise Refused(
-                f"config.json: {config.where(key)} is {printable(repr(value), 60)}, "
-                f"expected an integer of at least {minimum}",
-                hint="correct the value, or take config.json from the original repository again",
-            )
+            raise Refused(f"{_stated(config, key, value)}, expected an integer of at least {minimum}", _HINT)
+        if value > maximum:
+            raise Unlikely(f"{_stated(config, key, value)}; no model has more than {maximum:,}", _HINT)
         return value
     return None
+
+
+_HINT = "correct the value, or take config.json from the original repository again"
+
+
+def _stated(config: ConfigView, key: str, value: Any) -> str:
+    return f"config.json: {config.where(key)} is {printable(repr(value), 60)}"
 
 
 def geometry(config: ConfigView) -> Geometry:
@@ -70,7 +84,7 @@ def geometry(config: ConfigView) -> Geometry:
     if head_dim is None and hidden and heads:
         head_dim = hidden // heads
     return Geometry(
-        layers=number(config, *LAYERS),
+        layers=number(config, *LAYERS, maximum=MOST),
         hidden=hidden,
         heads=heads,
         kv_heads=_kv_heads(config, heads),

@@ -11,8 +11,8 @@ from draftpair.errors import Refused
 from draftpair.families import family_of_target
 from draftpair.families.drafters import find_drafter
 from draftpair.families.heads import HeadMatch, declared_depth, find_head, unrecorded_head
-from draftpair.findings import by_severity
-from draftpair.validate.kvcache import cache_size
+from draftpair.findings import Finding, by_severity
+from draftpair.validate.kvcache import CacheSize, cache_size
 from draftpair.validate.memory import DrafterMemory, available_memory, estimate_memory, resident_weights
 from draftpair.validate.parameters import count_parameters
 from draftpair.validate.single import own_findings, role_of
@@ -48,7 +48,7 @@ def inspect(
         beside,
         available_memory(memory),
     )
-    findings = by_severity([*checkpoint.findings, *own_findings(checkpoint)])
+    findings = by_severity([*checkpoint.findings, *own_findings(checkpoint), *_unknown_memory(cache)])
     return {
         "checkpoint": _about(checkpoint),
         "head": _head_facts(checkpoint, head, prefix, tensors),
@@ -61,6 +61,14 @@ def inspect(
         },
         "memory": estimate.as_dict(),
     }
+
+
+def _unknown_memory(cache: CacheSize) -> list[Finding]:
+    """Why the memory is not known; an estimate without a cache would only mislead."""
+    if cache.kv_bytes is not None:
+        return []
+    message = f"the memory that this takes is not known: {cache.note.removeprefix('unknown: ')}"
+    return [Finding("MEMORY-UNKNOWN", "note", message, "config.json")]
 
 
 def _beside(
@@ -116,7 +124,7 @@ def _head_facts(
         "declared": declared is not None,
         "complete": head.complete if head else None if unrecorded else False,
         "prefix": prefix,
-        "layers_declared": declared[1] if declared else None,
+        "layers_declared": declared[1] if declared and type(declared[1]) is int else None,
         "layers_found": head.layers_found if head else None if unrecorded else 0,
         "tensors": len(tensors),
         "bytes": sum(tensor.nbytes for tensor in tensors),

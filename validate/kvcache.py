@@ -22,8 +22,9 @@ from collections import Counter
 from dataclasses import dataclass
 
 from draftpair.checkpoint import ConfigView
+from draftpair.checkpoint.wording import printable
 from draftpair.errors import Usage
-from draftpair.validate.geometry import Geometry, geometry, number
+from draftpair.validate.geometry import LARGEST, Geometry, Unlikely, geometry, number
 from draftpair.validate.layers import UnknownLayers, layer_kinds
 from draftpair.validate.recurrent import LayerState, layer_state
 
@@ -95,13 +96,14 @@ def cache_size(
     ``depth`` asks for that many full-attention layers instead of the model's own: the cache of an MTP head,
     whose text config describes the target. Raises Usage for numbers out of range.
     """
-    if context < 1 or batch < 1:
-        raise Usage(f"context {context} and batch {batch}: both must be at least 1")
+    for name, count in (("context", context), ("batch", batch)):
+        if not 1 <= count <= LARGEST:
+            raise Usage(f"--{name} {printable(str(count), 40)}: expected 1 to {LARGEST:,}")
     if kv_bits not in KV_BITS:
         raise Usage(f"--kv-bits {kv_bits}: expected one of {', '.join(map(str, KV_BITS))}")
     try:
         layers = layer_caches(config, depth)
-    except UnknownLayers as why:
+    except (UnknownLayers, Unlikely) as why:
         return CacheSize(None, None, None, f"unknown: {why}")
     activation_bytes = 4 if kv_bits == 32 else 2
     return CacheSize(

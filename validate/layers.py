@@ -133,7 +133,7 @@ def _windowed(config: ConfigView, layers: int) -> list[str] | None:
 
 
 def _one_full_in(interval: int, other: str, layers: int) -> list[str]:
-    return _repeat([other] * (interval - 1) + ["full"], layers)
+    return ["full" if index % interval == interval - 1 else other for index in range(layers)]
 
 
 def _repeat(kinds: Sequence[str], layers: int) -> list[str]:

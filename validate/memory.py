@@ -29,13 +29,13 @@ from pathlib import Path
 
 from draftpair.checkpoint import ConfigView
 from draftpair.errors import Usage
-from draftpair.validate.geometry import geometry
+from draftpair.validate.geometry import Geometry, Unlikely, geometry
 from draftpair.validate.kvcache import CacheSize
 
 ACTIVATION_ROWS = 512
 LIMIT_VARIABLE = "MLXCEL_MEMORY_LIMIT"
 
-_LIMIT = re.compile(r"(\d+(?:\.\d+)?|\.\d+)\s*([KMG]B?)?", re.IGNORECASE | re.ASCII)
+_LIMIT = re.compile(r"(\d{1,18}(?:\.\d+)?|\.\d+)\s*([KMG]B?)?", re.IGNORECASE | re.ASCII)
 _UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 _UNSET = frozenset({"", "0", "none"})
 
@@ -104,8 +104,9 @@ def estimate_memory(
     """
     drafter_bytes = drafter.total_bytes if drafter else 0
     resident = _total(weights_bytes, cache.kv_bytes, cache.state_bytes, drafter_bytes)
-    verify = _verify_bytes(config, drafter.block_size, batch, cache.state_bytes) if drafter else 0
-    activation = _activation_bytes(config, context, batch, _factor(environ, "MLXCEL_ACTIVATION_MULT", 2.0))
+    sizes = _sizes(config)
+    verify = _verify_bytes(sizes, drafter.block_size, batch, cache.state_bytes) if drafter else 0
+    activation = _activation_bytes(sizes, context, batch, _factor(environ, "MLXCEL_ACTIVATION_MULT", 2.0))
     share = max(_factor(environ, "MLXCEL_HEADROOM_FACTOR", 1.20) - 1.0, 0.0)
     overhead = None if resident is None else round(share * resident)
     total = _total(resident, verify, activation, overhead)
@@ -178,16 +179,21 @@ def _mac_memory() -> int | None:
     return int(answer.stdout) if answer.stdout.strip().isdigit() else None
 
 
-def _verify_bytes(config: ConfigView, rows: int, batch: int, state_bytes: int | None) -> int | None:
-    sizes = geometry(config)
-    if sizes.vocabulary is None or sizes.hidden is None or state_bytes is None:
+def _sizes(config: ConfigView) -> Geometry | None:
+    try:
+        return geometry(config)
+    except Unlikely:
+        return None
+
+
+def _verify_bytes(sizes: Geometry | None, rows: int, batch: int, state_bytes: int | None) -> int | None:
+    if sizes is None or sizes.vocabulary is None or sizes.hidden is None or state_bytes is None:
         return None
     return rows * batch * (sizes.vocabulary + sizes.hidden) * 2 + state_bytes
 
 
-def _activation_bytes(config: ConfigView, context: int, batch: int, factor: float) -> int | None:
-    sizes = geometry(config)
-    if sizes.vocabulary is None or sizes.hidden is None or sizes.intermediate is None:
+def _activation_bytes(sizes: Geometry | None, context: int, batch: int, factor: float) -> int | None:
+    if sizes is None or sizes.vocabulary is None or sizes.hidden is None or sizes.intermediate is None:
         return None
     rows = batch * max(1, min(context, ACTIVATION_ROWS))
     return round(factor * rows * (sizes.hidden + sizes.intermediate) * 2) + batch * sizes.vocabulary * 2

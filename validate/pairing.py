@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from typing import Any
 
 from draftpair.checkpoint import Checkpoint
 from draftpair.errors import Refused, ToolError, Usage
 from draftpair.families import family_of_target
 from draftpair.families.drafters import DrafterMatch, find_drafter
+from draftpair.families.heads import find_head
 from draftpair.families.record import Family
 from draftpair.findings import Finding, has_errors
 from draftpair.validate.facts import pair_facts
 from draftpair.validate.rules import apply_rules
-from draftpair.validate.selfcheck import check_drafter
+from draftpair.validate.selfcheck import check_drafter, check_target
 from draftpair.validate.verdict import PASSING, Verdict, grade
 from draftpair.validate.width import block_width
 
@@ -55,12 +57,14 @@ def validate_pair(target: Checkpoint, drafter: Checkpoint, block_size: int | Non
     The verdict is ``proven``, ``compatible``, ``doubtful``, ``unsafe`` or ``unknown``.
     """
     match = find_drafter(drafter)
-    findings = [*_integrity(target, "target"), *_integrity(drafter, "drafter")]
+    findings = [*_said_of("target", [*target.findings, *_target_findings(target)])]
+    findings += _said_of("drafter", drafter.findings)
     if match is None:
         findings.append(_no_family(drafter))
         return _verdict(target, drafter, None, findings, None, {})
-    findings += check_drafter(drafter, match)
-    if has_errors(findings):
+    own = check_drafter(drafter, match)
+    findings += own
+    if has_errors([*drafter.findings, *own]):
         # Facts would be computed from a config or tensors that are already known to be wrong.
         return _verdict(target, drafter, match, findings, None, {})
     try:
@@ -118,12 +122,25 @@ def _verdict(
     )
 
 
-def _integrity(checkpoint: Checkpoint, role: str) -> list[Finding]:
-    """The checkpoint's own findings, each saying whose it is."""
-    return [
-        Finding(f.rule, f.level, f"{role}: {f.message}", f.where, f.expected, f.found, f.hint)
-        for f in checkpoint.findings
-    ]
+def _said_of(role: str, findings: Iterable[Finding]) -> list[Finding]:
+    """A checkpoint's own findings, each saying whose it is."""
+    return [replace(finding, message=f"{role}: {finding.message}") for finding in findings]
+
+
+def _target_findings(target: Checkpoint) -> list[Finding]:
+    """What is wrong with the target's own tensors; its head, if it has one, is not part of the pair."""
+    if find_drafter(target):
+        return [
+            Finding(
+                "PAIR-TARGET-ROLE",
+                "error",
+                f"{target.source} is a drafter, not a target",
+                where=target.source,
+                found=target.config.root_model_type,
+                hint="give the target first, then the drafter",
+            )
+        ]
+    return check_target(target)
 
 
 def _no_family(drafter: Checkpoint) -> Finding:
@@ -134,5 +151,9 @@ def _no_family(drafter: Checkpoint) -> Finding:
         f"(model_type {drafter.config.root_model_type!r})",
         where=drafter.source,
         found=drafter.config.root_model_type,
-        hint="`draftpair families` lists them",
+        hint=_split_hint(drafter) if find_head(drafter) else "`draftpair families` lists them",
     )
+
+
+def _split_hint(raw: Checkpoint) -> str:
+    return f"it holds a head; split it first: draftpair split-mtp --model {raw.source} --output DIR"

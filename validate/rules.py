@@ -8,7 +8,8 @@ annotation ``rule``::
      "properties": {"hidden": {"properties": {"relation": {"const": "equal"}}}}}
 
 ``{/pointer}`` in a message and the pointers ``expected`` and ``found`` are filled from the document; without
-them the schema's own keyword value and the offending value are reported. A rule whose id ends in
+them the schema's own keyword value and the offending value are reported. ``{problem}`` in a message is the
+offending place and what the schema has against it. A rule whose id ends in
 ``-UNKNOWN`` says that the check could not be made.
 """
 
@@ -19,6 +20,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from draftpair.checkpoint.wording import printable
 from draftpair.findings import Finding
 from draftpair.schemas import load_schema, violations
 
@@ -46,6 +48,7 @@ def _apply(
         return
     pointer = "/" + "/".join(str(step) for step in error.absolute_path)
     message = _PLACEHOLDER.sub(lambda m: _shown(look_up(document, m[1])), note["message"])
+    message = message.replace("{problem}", f"{pointer}: {printable(error.message)}")
     yield Finding(
         rule=note["id"],
         level=note["level"],

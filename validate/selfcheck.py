@@ -1,24 +1,29 @@
-"""Checks a drafter folder by itself: its config, its exact inventory, and the shape of every tensor.
+"""Checks a drafter folder, or a target, by itself: config, exact inventory, shapes, and the small tensors' values.
 
-Nothing here needs the target. A drafter that passes has every tensor its family's record asks for, each with
-the shape that config.json implies, packed where and only where the quantization block says how.
+A drafter that passes has every tensor its family's record asks for, each with the shape that config.json implies,
+packed where and only where the quantization block says how. A target of a family with a record is held to the same.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
-from draftpair.checkpoint import Checkpoint, TensorInfo
-from draftpair.checkpoint.manifest import check_manifest
+from draftpair.checkpoint import Checkpoint, nonfinite_count
 from draftpair.checkpoint.wording import some
 from draftpair.errors import Refused
+from draftpair.families import family_of_target
 from draftpair.families.drafters import DrafterMatch, output_shapes
 from draftpair.families.record import Family
+from draftpair.families.trunk import stray_layers, trunk_shapes
 from draftpair.findings import Finding, has_errors
+from draftpair.validate.inventory import PLAIN, Inventory
+from draftpair.validate.manifest import check_manifest
 from draftpair.validate.rules import apply_rules
 
-_SIDES = (".scales", ".biases")
 _REWRITE = "write the drafter again with split-mtp"
+_DOWNLOAD = "download the checkpoint again, or compare config.json with the original's"
+_TWINS = ("quantization", "quantization_config")
 
 
 def check_drafter(checkpoint: Checkpoint, match: DrafterMatch) -> list[Finding]:
@@ -27,110 +32,146 @@ def check_drafter(checkpoint: Checkpoint, match: DrafterMatch) -> list[Finding]:
     The tensors are only compared with the config when the config passes its own rules: shapes are computed
     from it.
     """
-    findings = [
-        *match.findings,
-        *apply_rules(checkpoint.config.raw, match.family.name, "config", "config.json"),
-    ]
+    family = match.family
+    rules = apply_rules(checkpoint.config.raw, family.name, "config", "config.json")
+    findings = [*match.findings, *rules, *_twins(checkpoint), *_experts(checkpoint)]
     if not has_errors(findings):
-        try:
-            findings += check_inventory(checkpoint, match.family)
-        except Refused as error:
-            findings.append(
-                Finding("CONFIG-DIMENSION", "error", error.message, "config.json", hint=error.hint)
-            )
-    return [*findings, *check_manifest(checkpoint)]
+        findings += _from_config(lambda: _check_drafter_tensors(checkpoint, family))
+    return [*findings, *check_manifest(checkpoint, family)]
 
 
-def check_inventory(checkpoint: Checkpoint, family: Family) -> Iterator[Finding]:
-    """Missing, unexpected and misshapen tensors. Raises Refused when config.json lacks a dimension."""
-    expected = output_shapes(family, checkpoint)
-    missing = [name for name in expected if name not in checkpoint.tensors]
-    unexpected = [
-        name for name in checkpoint.tensors if name not in expected and _owner(name) not in expected
-    ]
-    if missing:
-        yield _listed("DRAFTER-TENSOR-MISSING", "the drafter lacks", missing)
-    if unexpected:
-        yield _listed("DRAFTER-TENSOR-UNEXPECTED", f"a {family.name} drafter has no", sorted(unexpected))
-    for name, shape in expected.items():
-        if tensor := checkpoint.tensors.get(name):
-            yield from _check_tensor(checkpoint, tensor, shape)
+def check_target(checkpoint: Checkpoint) -> list[Finding]:
+    """What is wrong with the tensors of a target whose family has a record; nothing is said of others.
+
+    Its head, if it has one, is not looked at here.
+    """
+    family = family_of_target(checkpoint.config.model_type)
+    if family is None:
+        return []
+    # The rules are written for a drafter, whose text_config is its target's config.
+    text = {"text_config": dict(checkpoint.config.text)}
+    findings = [*apply_rules(text, family.name, "config", "config.json"), *_experts(checkpoint)]
+    return findings or _from_config(lambda: _check_trunk(checkpoint, family))
 
 
-def _owner(name: str) -> str:
-    """The weight that a quantization side tensor belongs to, or the name itself."""
-    return next((name[: -len(side)] + ".weight" for side in _SIDES if name.endswith(side)), name)
-
-
-def _listed(rule: str, what: str, names: list[str]) -> Finding:
-    return Finding(rule, "error", f"{what} {some(names)}", where=names[0], found=len(names), hint=_REWRITE)
-
-
-def _check_tensor(checkpoint: Checkpoint, tensor: TensorInfo, shape: tuple[int, ...]) -> Iterator[Finding]:
-    stem = tensor.name.removesuffix(".weight")
-    scales = checkpoint.tensors.get(stem + ".scales")
-    if scales is not None or tensor.dtype == "U32":
-        yield from _check_packed(checkpoint, tensor, scales, shape)
-    elif tensor.dtype not in ("BF16", "F16", "F32"):
+def _check_trunk(checkpoint: Checkpoint, family: Family) -> Iterator[Finding]:
+    if strays := stray_layers(family, checkpoint):
         yield Finding(
-            "DRAFTER-TENSOR-DTYPE",
+            "TARGET-LAYERS",
             "error",
-            f"{tensor.name} is {tensor.dtype} and has no scales: its bytes would be read as numbers",
-            where=tensor.name,
-            expected="BF16, F16 or F32, or U32 with scales",
-            found=tensor.dtype,
+            f"layers {strays} are past the {checkpoint.config.get(family.trunk.layers)} that config.json counts, "
+            f"and are no head",
+            where=checkpoint.config.where(family.trunk.layers),
+            found=strays,
+            hint="config.json and the tensors do not belong together: a loader would drop these layers",
+        )
+    inventory = Inventory(checkpoint, trunk_shapes(family, checkpoint), "TARGET", _DOWNLOAD)
+    yield from inventory.missing()
+    yield from inventory.misshapen()
+    if "quantization" in checkpoint.config.raw and not any(
+        t.dtype == "U32" for t in checkpoint.tensors.values()
+    ):
+        yield Finding(
+            "TARGET-QUANTIZATION",
+            "error",
+            "config.json has a quantization block, and no tensor is packed",
+            where="config.json#/quantization",
+            hint=_DOWNLOAD,
+        )
+
+
+def _check_drafter_tensors(checkpoint: Checkpoint, family: Family) -> Iterator[Finding]:
+    inventory = Inventory(checkpoint, output_shapes(family, checkpoint), "DRAFTER", _REWRITE)
+    yield from inventory.missing()
+    yield from inventory.unexpected()
+    yield from inventory.misshapen()
+    yield from _forced_dtypes(checkpoint, family)
+    yield from _vectors(checkpoint)
+
+
+def _from_config(check: Callable[[], Iterator[Finding]]) -> list[Finding]:
+    """The findings of a check that computes shapes; a config that lacks a size is the only one then."""
+    try:
+        return list(check())
+    except Refused as error:
+        return [Finding("CONFIG-DIMENSION", "error", error.message, "config.json", hint=error.hint)]
+
+
+def _twins(checkpoint: Checkpoint) -> Iterator[Finding]:
+    """The two quantization blocks: loaders read one or the other, so they must agree."""
+    first, second = (checkpoint.config.raw.get(key) for key in _TWINS)
+    if first is not None and second is not None and first != second:
+        yield Finding(
+            "CONFIG-QUANTIZATION-TWINS",
+            "error",
+            "quantization and quantization_config in config.json differ, and loaders read one or the other",
+            where="config.json#/quantization_config",
+            expected=first,
+            found=second,
             hint=_REWRITE,
         )
-    elif tensor.shape != shape:
-        yield _misshapen(tensor, shape)
 
 
-def _check_packed(
-    checkpoint: Checkpoint, tensor: TensorInfo, scales: TensorInfo | None, shape: tuple[int, ...]
-) -> Iterator[Finding]:
-    """A packed weight: words of 32 bits, one scale (and for affine one bias) a group of columns."""
-    settings = checkpoint.config.raw.get("quantization")
-    if scales is None or tensor.dtype != "U32" or not isinstance(settings, dict):
-        lacking = "scales" if scales is None else "a quantization block" if settings is None else "U32 words"
-        yield Finding(
-            "DRAFTER-PACKED",
-            "error",
-            f"{tensor.name} ({tensor.dtype}) is packed but there is no {lacking} to read it by",
-            where=tensor.name,
-            hint=_REWRITE,
-        )
-        return
-    own = settings.get(tensor.name.removesuffix(".weight"), settings)
-    bits, group = own.get("bits", settings["bits"]), own.get("group_size", settings["group_size"])
-    if shape[-1] % group or tensor.shape != (*shape[:-1], shape[-1] * bits // 32):
-        yield _misshapen(tensor, (*shape[:-1], shape[-1] * bits // 32), f" at {bits} bits")
-        return
-    affine = own.get("mode", settings.get("mode", "affine")) == "affine"
-    sides = (
-        [scales, checkpoint.tensors.get(tensor.name.removesuffix(".weight") + ".biases")]
-        if affine
-        else [scales]
-    )
-    for side in sides:
-        if side is None:
+def _experts(checkpoint: Checkpoint) -> Iterator[Finding]:
+    """Relations between the numbers of a mixture of experts, where config.json has them as whole numbers."""
+    keys = ("n_routed_experts", "num_experts_per_tok", "n_group", "topk_group")
+    experts, chosen, groups, taken = (checkpoint.config.get(key) for key in keys)
+    for holds, said in (
+        (_at_most(chosen, experts), f"num_experts_per_tok {chosen} of n_routed_experts {experts}"),
+        (_at_most(taken, groups), f"topk_group {taken} of n_group {groups}"),
+        (
+            not _whole(experts, groups) or experts % groups == 0,
+            f"n_routed_experts {experts} in n_group {groups}",
+        ),
+    ):
+        if not holds:
             yield Finding(
-                "DRAFTER-PACKED",
+                "CONFIG-EXPERTS",
                 "error",
-                f"{tensor.name} has scales and no biases",
-                where=tensor.name,
-                hint=_REWRITE,
+                f"config.json asks for {said}",
+                where="config.json",
+                hint="compare config.json with the original repository's",
             )
-        elif side.shape != (*shape[:-1], shape[-1] // group):
-            yield _misshapen(side, (*shape[:-1], shape[-1] // group), f" at group size {group}")
 
 
-def _misshapen(tensor: TensorInfo, shape: tuple[int, ...], why: str = "") -> Finding:
-    return Finding(
-        "DRAFTER-TENSOR-SHAPE",
-        "error",
-        f"{tensor.name} has shape {list(tensor.shape)}; config.json asks for {list(shape)}{why}",
-        where=tensor.name,
-        expected=list(shape),
-        found=list(tensor.shape),
-        hint=_REWRITE,
-    )
+def _at_most(part: Any, whole: Any) -> bool:
+    return not _whole(part, whole) or part <= whole
+
+
+def _whole(*values: Any) -> bool:
+    return all(type(value) is int and value > 0 for value in values)
+
+
+def _forced_dtypes(checkpoint: Checkpoint, family: Family) -> Iterator[Finding]:
+    for rule in family.rules:
+        for name in rule.outputs if rule.dtype else ():
+            tensor = checkpoint.tensors.get(name)
+            if tensor is not None and tensor.dtype != rule.dtype:
+                yield Finding(
+                    "DRAFTER-TENSOR-ROUNDED",
+                    "warning",
+                    f"{name} is {tensor.dtype}; the family keeps it in {rule.dtype}",
+                    where=name,
+                    expected=rule.dtype,
+                    found=tensor.dtype,
+                    hint=_REWRITE,
+                )
+
+
+def _vectors(checkpoint: Checkpoint) -> Iterator[Finding]:
+    """Norms and biases are small enough to be read: none may hold NaN, and no norm may be zero all over."""
+    bad = []
+    for tensor in checkpoint.tensors.values():
+        if len(tensor.shape) == 1 and tensor.dtype in PLAIN:
+            data = checkpoint.read(tensor)
+            if nonfinite_count(data, tensor.dtype) or (tensor.name.endswith("norm.weight") and not any(data)):
+                bad.append(tensor.name)
+    if bad:
+        yield Finding(
+            "DRAFTER-TENSOR-VALUES",
+            "error",
+            f"these vectors hold values that are not finite, or nothing but zeros: {some(bad)}",
+            where=bad[0],
+            found=len(bad),
+            hint=_REWRITE,
+        )

@@ -6,9 +6,13 @@ from draftpair.checkpoint import Checkpoint
 from draftpair.families.drafters import find_drafter
 from draftpair.families.heads import declared_depth, find_head, unrecorded_head
 from draftpair.findings import Finding
-from draftpair.validate.selfcheck import check_drafter
+from draftpair.validate.selfcheck import check_drafter, check_target
 from draftpair.validate.verdict import Verdict, grade
 
+# Findings after which role, head and tensors cannot be judged.
+_UNREADABLE = frozenset(
+    {"CONFIG-PARSE", "CONFIG-MISSING", "FILE-HEADER", "FILE-DANGLING-LINK", "INDEX-SHARD-MISSING"}
+)
 _TRUNK_LAYER = (".layers.0.", ".blocks.0.", ".h.0.")
 
 
@@ -28,8 +32,10 @@ def own_findings(checkpoint: Checkpoint) -> list[Finding]:
     """What is to be said of a checkpoint's role: as a drafter, or as a target with or without a head."""
     if drafter := find_drafter(checkpoint):
         return check_drafter(checkpoint, drafter)
+    if any(finding.rule in _UNREADABLE and finding.level == "error" for finding in checkpoint.findings):
+        return []  # whatever else were said would be a guess
     if head := find_head(checkpoint):
-        return list(head.findings)
+        return [*check_target(checkpoint), *head.findings]
     if role_of(checkpoint) == "unknown":
         return [
             Finding(
@@ -41,7 +47,7 @@ def own_findings(checkpoint: Checkpoint) -> list[Finding]:
                 hint="`draftpair families` lists the drafters that draftpair knows",
             )
         ]
-    return list(_absent_head(checkpoint))
+    return [*check_target(checkpoint), *_absent_head(checkpoint)]
 
 
 def _absent_head(checkpoint: Checkpoint) -> list[Finding]:

@@ -1,8 +1,9 @@
 """Do two tokenizers give the same ids the same meaning? Decided from their files alone.
 
 A drafter proposes ids and a target reads them, so equal vocabulary sizes prove nothing: every id must stand
-for the same string. Merges (for Unigram: scores) are compared as well. Normalizer, pre-tokenizer and decoder
-are compared but reported apart: only the target's are ever used, and libraries rewrite them when they save.
+for the same string. Merges (for Unigram: scores) are compared as well. Normalizer, pre-tokenizer, decoder, the
+flags of added tokens and the model's settings are compared but reported apart: only the target's are ever used,
+and libraries rewrite them when they save.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from draftpair.validate.tokenizer_files import (
     Tokenizer,
     as_ids,
     optional_object,
-    read_tokenizer,
+    read_both,
 )
 
 Relation = Literal["identical", "padded", "different", "unknown"]
@@ -44,7 +45,8 @@ class TokenizerComparison:
     same except that one side has more ids, all of them behind the last id of the other; ``different``; or
     ``unknown`` when the files do not tell. ``detail`` says it in words.
     ``sections`` names what made it different: vocabulary, added_tokens, merges, scores, model.
-    ``pipeline`` names what else differs: normalizer, pre_tokenizer, decoder. ``special`` names the special
+    ``pipeline`` names what else differs: normalizer, pre_tokenizer, decoder, model settings, added_tokens (which
+    ids are added tokens, and their flags). ``special`` names the special
     tokens that tokenizer_config.json gives on both sides and gives differently.
     ``different`` has the first ids (at most 5) that differ, of ``different_ids``; padding is left out.
     """
@@ -60,7 +62,7 @@ class TokenizerComparison:
 
 def compare_tokenizers(target: Checkpoint, drafter: Checkpoint) -> TokenizerComparison:
     """Compare the tokenizer files of two checkpoints. Raises Refused, naming the file, for a bad one."""
-    return compare(read_tokenizer(target), read_tokenizer(drafter))
+    return compare(*read_both(target, drafter))
 
 
 def compare(target: Tokenizer | None, drafter: Tokenizer | None) -> TokenizerComparison:
@@ -121,7 +123,7 @@ def _differing(first: dict[int, str], second: dict[int, str]) -> list[int]:
 def _sections(target: Tokenizer, drafter: Tokenizer, numbers: list[int], padded: bool) -> tuple[str, ...]:
     """What differs beyond padding; a part that only one side's files describe is not compared."""
     found = []
-    added = target.added | drafter.added
+    added = {*target.added, *drafter.added}
     if any(number not in added for number in numbers):
         found.append("vocabulary")
     if any(number in added for number in numbers):
@@ -145,7 +147,15 @@ def _pipeline(target: Tokenizer, drafter: Tokenizer) -> tuple[str, ...]:
     mine, theirs = target.pipeline, drafter.pipeline
     if mine is None or theirs is None:
         return ()
-    return tuple(part for part in PIPELINE if mine.get(part) != theirs.get(part))
+    different = [part for part in PIPELINE if mine.get(part) != theirs.get(part)]
+    return tuple(different if _same_added(target, drafter) else [*different, "added_tokens"])
+
+
+def _same_added(target: Tokenizer, drafter: Tokenizer) -> bool:
+    """Whether the ids that both have are added tokens on both sides, with the same flags."""
+    end = min(target.length or 0, drafter.length or 0)
+    mine, theirs = ({n: flags for n, flags in side.added.items() if n < end} for side in (target, drafter))
+    return mine == theirs
 
 
 def _special(target: Tokenizer, drafter: Tokenizer) -> tuple[str, ...]:

@@ -12,13 +12,19 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from draftpair.checkpoint import Checkpoint
+from draftpair.checkpoint.checkpoint import shown_path
 from draftpair.checkpoint.wording import printable
 from draftpair.errors import Refused
 
-PIPELINE = ("normalizer", "pre_tokenizer", "decoder")
+MODEL_SETTINGS = "model settings"
+PIPELINE = ("normalizer", "pre_tokenizer", "decoder", MODEL_SETTINGS)
+FLAGS = ("special", "lstrip", "rstrip", "normalized", "single_word")
 SPECIAL = ("bos_token", "eos_token", "pad_token", "unk_token")
 
+_MAIN = "tokenizer.json"
+_SETTINGS = "tokenizer_config.json"
 _OPAQUE = ("tokenizer.model", "tiktoken.model", "tekken.json", "spiece.model")
+_MODEL_DATA = ("type", "vocab", "merges")
 _MAX_DEPTH = 40
 _HINT = "take the tokenizer files from the original repository again"
 
@@ -28,16 +34,17 @@ class Tokenizer:
     """What a tokenizer's files say; None for what they leave open.
 
     ``file`` is the one the vocabulary came from. ``pieces`` is id to string, added tokens included, and
-    ``added`` the ids of those. ``rules`` are BPE merges as "left right", or Unigram scores by position.
-    ``pipeline`` has the parts in `PIPELINE` as tokenizer.json gives them, without keys that are null or
-    false. ``special`` is the text of the tokens in `SPECIAL` by tokenizer_config.json. ``digest`` is the
+    ``added`` the ids of those with the `FLAGS` that are set. ``rules`` are BPE merges as "left right", or
+    Unigram scores by position. ``pipeline`` has the parts in `PIPELINE` as tokenizer.json gives them, without
+    keys that are null or false; model settings are all of the model but its type, vocabulary and merges.
+    ``special`` is the text of the tokens in `SPECIAL` by tokenizer_config.json. ``digest`` is the
     SHA-256 of a file that is not read here.
     """
 
     file: str
     kind: str | None = None
     pieces: dict[int, str] | None = None
-    added: frozenset[int] = frozenset()
+    added: dict[int, frozenset[str]] = field(default_factory=dict)
     rules: list[Any] | None = None
     pipeline: dict[str, Any] | None = None
     special: dict[str, str] = field(default_factory=dict)
@@ -54,14 +61,24 @@ def read_tokenizer(checkpoint: Checkpoint) -> Tokenizer | None:
 
     Raises Refused, naming the file, when one is malformed.
     """
-    if checkpoint.has_file("tokenizer.json"):
-        return _from_tokenizer_json(checkpoint)
+    if checkpoint.has_file(_MAIN):
+        return _with_settings(checkpoint, *_parsed(checkpoint))
     if checkpoint.has_file("vocab.json"):
         return _from_vocab_json(checkpoint)
     for name in _OPAQUE:
         if checkpoint.has_file(name):
             return Tokenizer(name, digest=hashlib.sha256(checkpoint.read_bytes(name)).hexdigest())
     return None
+
+
+def read_both(target: Checkpoint, drafter: Checkpoint) -> tuple[Tokenizer | None, Tokenizer | None]:
+    """The tokenizers of a pair, as `read_tokenizer` gives them; a tokenizer.json that both have is parsed once."""
+    if not all(side.has_file(_MAIN) for side in (target, drafter)):
+        return read_tokenizer(target), read_tokenizer(drafter)
+    mine = _parsed(target)
+    same = target.read_bytes(_MAIN) == drafter.read_bytes(_MAIN)
+    theirs = mine if same else _parsed(drafter)
+    return _with_settings(target, *mine), _with_settings(drafter, *theirs)
 
 
 def optional_object(checkpoint: Checkpoint, name: str) -> dict[str, Any]:
@@ -74,9 +91,9 @@ def as_ids(value: Any) -> list[int]:
     return sorted(item for item in (value if isinstance(value, list) else [value]) if _is_id(item))
 
 
-def _from_tokenizer_json(checkpoint: Checkpoint) -> Tokenizer:
-    name = "tokenizer.json"
-    document = _object(checkpoint, name)
+def _parsed(checkpoint: Checkpoint) -> tuple[Tokenizer, dict[int, _Added]]:
+    """What tokenizer.json says by itself, and its added tokens."""
+    document, name = _object(checkpoint, _MAIN), _place(checkpoint, _MAIN)
     model = document.get("model")
     if not isinstance(model, dict):
         raise _bad(name, "/model", model, "an object")
@@ -86,36 +103,37 @@ def _from_tokenizer_json(checkpoint: Checkpoint) -> Tokenizer:
         pieces, rules = _unigram(name, vocab)
     else:
         pieces = _inverted(name, "/model/vocab", vocab)
-    return _with_settings(
-        checkpoint,
-        Tokenizer(
-            name,
-            kind if isinstance(kind, str) else None,
-            pieces,
-            rules=rules,
-            pipeline={part: _without_defaults(name, f"/{part}", document.get(part)) for part in PIPELINE},
-        ),
-        _added_list(name, document.get("added_tokens")),
-    )
+    # Older files have "" where newer ones have null.
+    settings = {key: value for key, value in model.items() if key not in _MODEL_DATA and value != ""}
+    parts = {**document, MODEL_SETTINGS: settings}
+    return Tokenizer(
+        _MAIN,
+        kind if isinstance(kind, str) else None,
+        pieces,
+        rules=rules,
+        pipeline={part: _without_defaults(name, f"/{part}", parts.get(part)) for part in PIPELINE},
+    ), _added_list(name, document.get("added_tokens"))
 
 
 def _from_vocab_json(checkpoint: Checkpoint) -> Tokenizer:
-    pieces = _inverted("vocab.json", "", _object(checkpoint, "vocab.json"))
-    added = _inverted("added_tokens.json", "", optional_object(checkpoint, "added_tokens.json"))
+    vocab, more = _object(checkpoint, "vocab.json"), optional_object(checkpoint, "added_tokens.json")
+    pieces = _inverted(_place(checkpoint, "vocab.json"), "", vocab)
+    listed = _inverted(_place(checkpoint, "added_tokens.json"), "", more)
+    added = {number: _Added(content) for number, content in listed.items()}
     rules = _merges_txt(checkpoint) if checkpoint.has_file("merges.txt") else None
     return _with_settings(checkpoint, Tokenizer("vocab.json", None, pieces, rules=rules), added)
 
 
-def _with_settings(checkpoint: Checkpoint, tokenizer: Tokenizer, added: dict[int, str]) -> Tokenizer:
+def _with_settings(checkpoint: Checkpoint, tokenizer: Tokenizer, added: dict[int, _Added]) -> Tokenizer:
     """With all added tokens, and the texts of the special ones."""
-    settings = optional_object(checkpoint, "tokenizer_config.json")
+    settings = optional_object(checkpoint, _SETTINGS)
     listed = settings.get("added_tokens_decoder")
     if isinstance(listed, dict):
-        added = _added_decoder("tokenizer_config.json", listed) | added
+        added = _added_decoder(_place(checkpoint, _SETTINGS), listed) | added
     return replace(
         tokenizer,
-        pieces={**(tokenizer.pieces or {}), **added},
-        added=frozenset(added),
+        pieces={**(tokenizer.pieces or {}), **{number: token.content for number, token in added.items()}},
+        added={number: token.flags for number, token in added.items()},
         special=_special_tokens(settings),
     )
 
@@ -162,15 +180,33 @@ def _merge(name: str, number: int, merge: Any) -> str:
 
 def _merges_txt(checkpoint: Checkpoint) -> list[Any]:
     """The lines of merges.txt without its version line and blank lines."""
+    place = _place(checkpoint, "merges.txt")
     try:
         text = checkpoint.read_bytes("merges.txt").decode("utf-8")
     except UnicodeDecodeError as error:
-        raise Refused(f"merges.txt is not UTF-8 at byte {error.start}", hint=_HINT) from error
+        raise Refused(f"{place} is not UTF-8 at byte {error.start}", hint=_HINT) from error
     lines = (line.rstrip("\r") for line in text.removeprefix("\ufeff").split("\n"))
     return [line for line in lines if line and not line.startswith("#version:")]
 
 
-def _added_list(name: str, entries: Any) -> dict[int, str]:
+@dataclass(frozen=True)
+class _Added:
+    """An added token: its text, and which of `FLAGS` are set."""
+
+    content: str
+    flags: frozenset[str] = frozenset()
+
+
+def _added(entry: Any) -> _Added | None:
+    """An added token from the object that either file has for it, or from its bare text; None when it is neither."""
+    fields = entry if isinstance(entry, dict) else {"content": entry}
+    content = fields.get("content")
+    if not isinstance(content, str):
+        return None
+    return _Added(content, frozenset(flag for flag in FLAGS if fields.get(flag) is True))
+
+
+def _added_list(name: str, entries: Any) -> dict[int, _Added]:
     """``added_tokens`` of tokenizer.json: objects with ``id`` and ``content``."""
     if entries is None:
         return {}
@@ -178,24 +214,21 @@ def _added_list(name: str, entries: Any) -> dict[int, str]:
         raise _bad(name, "/added_tokens", entries, "a list")
     added = {}
     for number, entry in enumerate(entries):
-        if (
-            not isinstance(entry, dict)
-            or not _is_id(entry.get("id"))
-            or not isinstance(entry.get("content"), str)
-        ):
+        token = _added(entry)
+        if token is None or not isinstance(entry, dict) or not _is_id(entry.get("id")):
             raise _bad(name, f"/added_tokens/{number}", entry, "an object with id and content")
-        added[entry["id"]] = entry["content"]
+        added[entry["id"]] = token
     return added
 
 
-def _added_decoder(name: str, entries: Mapping[str, Any]) -> dict[int, str]:
+def _added_decoder(name: str, entries: Mapping[str, Any]) -> dict[int, _Added]:
     """``added_tokens_decoder`` of tokenizer_config.json: id (as text) to an object with ``content``."""
     added = {}
     for number, entry in entries.items():
-        content = entry.get("content") if isinstance(entry, dict) else entry
-        if not (number.isascii() and number.isdigit() and len(number) <= 10) or not isinstance(content, str):
+        token = _added(entry)
+        if not (number.isascii() and number.isdigit() and len(number) <= 10) or token is None:
             raise _bad(name, f"/added_tokens_decoder/{number}", entry, "an id and an object with content")
-        added[int(number)] = content
+        added[int(number)] = token
     return added
 
 
@@ -214,8 +247,13 @@ def _without_defaults(name: str, where: str, value: Any) -> Any:
 def _object(checkpoint: Checkpoint, name: str) -> dict[str, Any]:
     document = checkpoint.read_json(name)
     if not isinstance(document, dict):
-        raise _bad(name, "", document, "an object")
+        raise _bad(_place(checkpoint, name), "", document, "an object")
     return document
+
+
+def _place(checkpoint: Checkpoint, name: str) -> str:
+    """A file as messages name it: with its folder, for there are two tokenizers in a pair."""
+    return shown_path(checkpoint.root / name)
 
 
 def _is_id(value: Any) -> bool:

@@ -1,14 +1,15 @@
-"""What identifies a checkpoint across conversions: hashes of its headers, its norms and its config.
+"""What identifies a checkpoint across conversions: hashes of its headers, norms, sampled weights and config.
 
 Quantization rewrites matrices and leaves norms alone, so a target that was quantized still has the norm
-values of the raw checkpoint, while another fine-tune of the same shape has others.
+values of the raw checkpoint, while another fine-tune of the same shape has others. Samples of the matrices
+notice a fine-tune that left the norms alone, without reading gigabytes.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from draftpair.checkpoint.checkpoint import Checkpoint
@@ -16,6 +17,11 @@ from draftpair.checkpoint.dtypes import FLOAT_DTYPES, to_float32
 from draftpair.checkpoint.header import TensorInfo
 
 NORM_SUFFIX = "norm.weight"
+SAMPLED_TENSORS = 256
+SAMPLE_BYTES = 64
+
+# With a file absent or unreadable, a hash over what is there would look like another model's.
+_INCOMPLETE = frozenset({"FILE-HEADER", "FILE-DANGLING-LINK", "INDEX-SHARD-MISSING", "INDEX-TENSOR-ABSENT"})
 
 
 def fingerprint(checkpoint: Checkpoint, exclude_prefix: str | None = None) -> dict[str, Any]:
@@ -23,18 +29,41 @@ def fingerprint(checkpoint: Checkpoint, exclude_prefix: str | None = None) -> di
 
     `headers_sha256` covers name, dtype and shape of every tensor. `norms_sha256` covers name, shape
     and values, as little-endian float32, of the `norms` tensors of rank one whose name ends in
-    `norm.weight` and does not start with `exclude_prefix`; it is None when there is no such tensor.
-    `config_sha256` covers the bytes of config.json, None without one.
+    `norm.weight` and does not start with `exclude_prefix`. `samples_sha256` covers three times 64 bytes
+    (first, middle, last) of at most 256 other tensors, evenly spaced by name. Both are None when there is no
+    such tensor, or when a weight file is absent or damaged. `config_sha256` covers the bytes of config.json.
     """
     tensors = sorted(checkpoint.tensors.values(), key=lambda tensor: tensor.name)
-    norms = [t for t in tensors if _is_norm(t) and not (exclude_prefix and t.name.startswith(exclude_prefix))]
+    outside = [t for t in tensors if not (exclude_prefix and t.name.startswith(exclude_prefix))]
+    whole = not is_incomplete(checkpoint)
+    norms = [t for t in outside if whole and _is_norm(t)]
+    sampled = _spread([t for t in outside if whole and len(t.shape) > 1])
     has_config = checkpoint.has_file("config.json")
     return {
         "headers_sha256": _hash(_line(t.name, t.dtype, t.shape) for t in tensors),
         "norms_sha256": _hash(part for t in norms for part in _norm(checkpoint, t)) if norms else None,
         "norms": len(norms),
+        "samples_sha256": _hash(p for t in sampled for p in _samples(checkpoint, t)) if sampled else None,
         "config_sha256": _hash([checkpoint.read_bytes("config.json")]) if has_config else None,
     }
+
+
+def is_incomplete(checkpoint: Checkpoint) -> bool:
+    """Whether a weight file, or a tensor the index names, is absent or unreadable."""
+    return any(finding.level == "error" and finding.rule in _INCOMPLETE for finding in checkpoint.findings)
+
+
+def _spread(tensors: Sequence[TensorInfo]) -> list[TensorInfo]:
+    """At most `SAMPLED_TENSORS` of them, evenly spaced, the first and the last included."""
+    last, steps = len(tensors) - 1, min(len(tensors), SAMPLED_TENSORS) - 1
+    return [tensors[place * last // max(steps, 1)] for place in range(steps + 1)]
+
+
+def _samples(checkpoint: Checkpoint, tensor: TensorInfo) -> Iterable[bytes]:
+    yield _line(tensor.name)
+    size = min(SAMPLE_BYTES, tensor.nbytes)
+    for begin in (0, (tensor.nbytes - size) // 2, tensor.nbytes - size):
+        yield checkpoint.read(tensor, begin, begin + size)
 
 
 def _is_norm(tensor: TensorInfo) -> bool:

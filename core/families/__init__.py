@@ -11,7 +11,7 @@ from functools import cache, lru_cache
 from importlib import resources
 from typing import Any
 
-from draftpair.errors import ToolError
+from draftpair.errors import ToolError, Usage
 from draftpair.families.record import Family, TensorRule, parse_record
 from draftpair.schemas import check, load_schema
 
@@ -32,9 +32,9 @@ def family_names() -> tuple[str, ...]:
 
 @cache
 def family(name: str) -> Family:
-    """The record called ``name``. Raises ToolError for an unknown name, listing the known ones."""
+    """The record called ``name``. Raises Usage for an unknown name, listing the known ones."""
     if name not in family_names():
-        raise ToolError(
+        raise Usage(
             f"no family is called {name!r}",
             hint="known families: " + ", ".join(family_names()),
         )

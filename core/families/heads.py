@@ -78,7 +78,7 @@ def declared_depth(checkpoint: Checkpoint) -> tuple[Family, int] | None:
     """The family and the number of head layers that config.json promises, None when it promises none."""
     family = family_of_target(checkpoint.config.model_type)
     depth = family and checkpoint.config.get(family.head.depth)
-    return (family, depth) if family and isinstance(depth, int) and depth > 0 else None
+    return (family, depth) if family and type(depth) is int and depth > 0 else None
 
 
 def unrecorded_head(checkpoint: Checkpoint) -> tuple[str, tuple[TensorInfo, ...]] | None:
@@ -188,7 +188,7 @@ def source_names(rule: TensorRule, family: Family, config: ConfigView) -> tuple[
     """The names a rule stands for, below the prefix: one, or one an expert."""
     if rule.repeat is None:
         return (rule.source,)
-    return tuple(rule.source.format(expert=e) for e in range(family.number(rule.repeat, config)))
+    return tuple(rule.source.format(expert=e) for e in range(family.count(rule.repeat, config)))
 
 
 def chosen(rules: list[TensorRule], is_present: Callable[[TensorRule], bool]) -> list[TensorRule]:

@@ -12,9 +12,15 @@ from math import prod
 from typing import Any
 
 from draftpair.checkpoint import ConfigView
+from draftpair.checkpoint.wording import printable
 from draftpair.errors import Refused
 
 Shape = tuple[str, ...]
+
+LARGEST = 1 << 24
+"""Largest dimension of any model, with room to spare."""
+MOST = 10_000
+"""Most layers, or experts of one layer, of any model, with room to spare."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +51,20 @@ class TargetSpec:
 
     model_types: tuple[str, ...]
     source: str
+
+
+@dataclass(frozen=True)
+class TrunkSpec:
+    """The target's own tensors: ``outer`` by name and shape, and ``config[layers]`` decoder layers.
+
+    The layers have the tensors of the head's block. One that carries ``dense_marker`` has no experts; there the
+    config keys of ``dense_zeroes`` count as zero.
+    """
+
+    layers: str
+    dense_marker: str
+    dense_zeroes: tuple[str, ...]
+    outer: tuple[tuple[str, Shape], ...]
 
 
 @dataclass(frozen=True)
@@ -80,10 +100,11 @@ class BlockSizeSpec:
 
 @dataclass(frozen=True)
 class DrafterSpec:
-    """The folder that split-mtp writes and the runtime loads."""
+    """The folder that split-mtp writes and the runtime loads; ``block_prefix`` names its decoder layer."""
 
     model_type: str
     text_model_type: str
+    block_prefix: str
     markers: tuple[str, ...]
     borrows: tuple[str, ...]
     tap: str
@@ -100,6 +121,7 @@ class Family:
     kind: str
     maturity: str
     target: TargetSpec
+    trunk: TrunkSpec
     head: HeadSpec
     drafter: DrafterSpec
     defaults: Mapping[str, int]
@@ -116,9 +138,20 @@ class Family:
         value = config.get(name, self.defaults.get(name))
         if isinstance(value, bool):
             return int(value)
-        if not isinstance(value, int) or value < 0:
+        if not isinstance(value, int) or not 0 <= value <= LARGEST:
             raise Refused(
-                f"config.json: {name} is {value!r}, and {self.name} needs a whole number there",
+                f"config.json: {name} is {printable(repr(value), 60)}; {self.name} needs a whole number there, "
+                f"up to {LARGEST:,}",
+                hint="compare config.json with the one of the original repository",
+            )
+        return value
+
+    def count(self, name: str, config: ConfigView) -> int:
+        """A config key that says how often something is there. Raises Refused above `MOST` as well."""
+        value = self.number(name, config)
+        if value > MOST:
+            raise Refused(
+                f"config.json: {name} is {value:,}; no model has more than {MOST:,}",
                 hint="compare config.json with the one of the original repository",
             )
         return value
@@ -148,13 +181,19 @@ _PLAIN_KEYS = ("source", "transform", "repeat", "choice", "optional", "dtype", "
 
 def parse_record(data: Mapping[str, Any]) -> Family:
     """The record of a TOML document that has passed the record schema."""
-    target, head, drafter = data["target"], data["head"], data["drafter"]
+    target, trunk, head, drafter = data["target"], data["trunk"], data["head"], data["drafter"]
     return Family(
         name=data["name"],
         title=data["title"],
         kind=data["kind"],
         maturity=data["maturity"],
         target=TargetSpec(tuple(target["model_types"]), target["source"]),
+        trunk=TrunkSpec(
+            layers=trunk["layers"],
+            dense_marker=trunk["dense_marker"],
+            dense_zeroes=tuple(trunk["dense_zeroes"]),
+            outer=tuple((row["name"], tuple(row["shape"])) for row in trunk["outer"]),
+        ),
         head=HeadSpec(
             layer_prefix=head["layer_prefix"],
             first_layer=head["first_layer"],
@@ -165,6 +204,7 @@ def parse_record(data: Mapping[str, Any]) -> Family:
         drafter=DrafterSpec(
             model_type=drafter["model_type"],
             text_model_type=drafter["text_model_type"],
+            block_prefix=drafter["block_prefix"],
             markers=tuple(drafter["markers"]),
             borrows=tuple(drafter["borrows"]),
             tap=drafter["tap"],

@@ -6,7 +6,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from draftpair.errors import ToolError
-from draftpair.schemas import check, load_schema, schema_names
+from draftpair.schemas import bundled, check, load_schema, schema_names
 
 
 @pytest.mark.parametrize("name", schema_names())
@@ -45,3 +45,26 @@ def test_problems_name_the_place() -> None:
     problems = check({"rule": "lower case", "level": "error"}, load_schema("finding"))
     assert any(problem.startswith("/rule:") for problem in problems)
     assert any("'message' is a required property" in problem for problem in problems)
+
+
+@pytest.mark.parametrize("name", schema_names())
+def test_a_printed_schema_can_be_used_alone(name: str) -> None:
+    schema = bundled(name)
+    Draft202012Validator.check_schema(schema)
+    inside = {schema["$id"], *(entry.get("$id") for entry in schema.get("$defs", {}).values())}
+    assert {reference.partition("#")[0] for reference in references(schema)} - {""} <= inside
+
+
+def test_a_bundled_report_schema_finds_what_the_whole_set_finds() -> None:
+    finding = {
+        "rule": "x",
+        "level": "error",
+        "message": "m",
+        "where": None,
+        "expected": 1,
+        "found": 1,
+        "hint": None,
+    }
+    report = {"integrity": {"findings": [finding]}}
+    alone = {error.message for error in Draft202012Validator(bundled("inspect")).iter_errors(report)}
+    assert "'x' does not match '^[A-Z0-9]+(-[A-Z0-9]+)*$'" in alone

@@ -278,6 +278,11 @@ def test_published_qwen_27b_state_is_as_its_shapes_say() -> None:
         (GQA | {"hybrid_override_pattern": "M*X"}, "M*X"),
         (GQA | {"layer_types": ["linear_attention"] * 3}, "linear attention"),
         (GQA | {"mamba_d_state": 16}, "mamba_d_state"),
+        (GQA | {"num_hidden_layers": 10_001}, "/num_hidden_layers is 10001; no model has more than 10,000"),
+        (GQA | {"num_hidden_layers": 10**4000}, "no model has more than 10,000"),
+        (GQA | {"head_dim": 2**31 + 1}, "/head_dim is 2147483649; no model has more than 2,147,483,648"),
+        (GQA | {"v_head_dim": 2.0**40}, "/v_head_dim is 1099511627776"),
+        (GQA | {"num_kv_shared_layers": 10**12}, "/num_kv_shared_layers"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -294,7 +299,14 @@ def test_an_impossible_size_is_refused_with_its_place() -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [{"context": 0}, {"context": 1, "batch": 0}, {"context": 1, "kv_bits": 5}]
+    "arguments",
+    [
+        {"context": 0},
+        {"context": 1, "batch": 0},
+        {"context": 1, "kv_bits": 5},
+        {"context": 10**400},
+        {"context": 1, "batch": 2**31 + 1},
+    ],
 )
 def test_requests_out_of_range_are_usage_errors(arguments: dict[str, int]) -> None:
     with pytest.raises(Usage):

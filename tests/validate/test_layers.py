@@ -52,3 +52,10 @@ def test_layer_kinds(config: dict[str, Any], kinds: str) -> None:
 def test_the_text_config_is_read_first() -> None:
     config = ConfigView({"full_attention_interval": 2, "text_config": {"full_attention_interval": 3}})
     assert layer_kinds(config, 3) == ["linear", "linear", "full"]
+
+
+@pytest.mark.parametrize("key", ["full_attention_interval", "sliding_window_pattern"])
+def test_an_interval_beyond_the_last_layer_costs_nothing(key: str) -> None:
+    kinds = layer_kinds(ConfigView({key: 2**31}), 3)
+    assert len(kinds) == 3
+    assert "full" not in kinds

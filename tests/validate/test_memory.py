@@ -83,6 +83,12 @@ def test_a_config_without_sizes_makes_the_activation_unknown() -> None:
     assert (made.activation_bytes, made.verify_bytes, made.total_bytes) == (None, None, None)
 
 
+def test_a_size_that_no_model_has_makes_the_activation_unknown() -> None:
+    config = ConfigView({"hidden_size": 10, "intermediate_size": 30, "vocab_size": 10**30})
+    made = estimate_memory(config, 1, CACHE, 64, drafter=HEAD, environ={})
+    assert (made.activation_bytes, made.verify_bytes, made.total_bytes) == (None, None, None)
+
+
 def test_factors_from_the_environment() -> None:
     made = estimate(environ={"MLXCEL_HEADROOM_FACTOR": "1.5", "MLXCEL_ACTIVATION_MULT": "1"})
     assert made.overhead_bytes == 7_300
@@ -121,7 +127,9 @@ def test_limits(text: str, count: int | None) -> None:
     assert parse_limit(text, "--memory") == count
 
 
-@pytest.mark.parametrize("text", ["24TB", "1.5", "-1G", "GB", "1,5G", "1e9", "24GiB", "inf", "٣GB", "1.G"])
+@pytest.mark.parametrize(
+    "text", ["24TB", "1.5", "-1G", "GB", "1,5G", "1e9", "24GiB", "inf", "٣GB", "1.G", "9" * 400 + "G"]
+)
 def test_limits_that_are_none_say_so(text: str) -> None:
     with pytest.raises(Usage, match="--memory is ") as caught:
         parse_limit(text, "--memory")

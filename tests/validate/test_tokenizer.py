@@ -11,8 +11,9 @@ import pytest
 
 from draftpair.checkpoint import Checkpoint, open_checkpoint
 from draftpair.errors import Refused
+from draftpair.validate import tokenizer_files
 from draftpair.validate.tokenizer import IdDifference, TokenizerComparison, compare_tokenizers, special_ids
-from draftpair.validate.tokenizer_files import read_tokenizer
+from draftpair.validate.tokenizer_files import read_both, read_tokenizer
 
 BPE: dict[str, Any] = {
     "normalizer": {"type": "NFC"},
@@ -152,6 +153,83 @@ def test_text_handling_is_reported_without_making_ids_differ(tmp_path: Path) -> 
     assert (result.relation, result.pipeline) == ("identical", ("normalizer",))
 
 
+@pytest.mark.parametrize("flag", ["special", "lstrip", "rstrip", "normalized", "single_word"])
+def test_a_flag_of_an_added_token_is_reported(tmp_path: Path, flag: str) -> None:
+    pad = {"id": 6, "content": "<pad>", "special": True}
+    other = changed(BPE, "added_tokens/1", pad | {flag: not pad.get(flag, False)})
+    result = compared(tmp_path, {"tokenizer.json": BPE}, {"tokenizer.json": other})
+    assert (result.relation, result.pipeline) == ("identical", ("added_tokens",))
+
+
+def test_an_added_token_that_became_an_ordinary_one_is_reported(tmp_path: Path) -> None:
+    other = changed(changed(BPE, "model/vocab/<pad>", 6), "added_tokens", BPE["added_tokens"][:1])
+    result = compared(tmp_path, {"tokenizer.json": BPE}, {"tokenizer.json": other})
+    assert (result.relation, result.pipeline) == ("identical", ("added_tokens",))
+
+
+def test_flags_that_are_off_need_not_be_written(tmp_path: Path) -> None:
+    off = dict.fromkeys(("lstrip", "rstrip", "normalized", "single_word"), False)
+    other = changed(BPE, "added_tokens", [token | off for token in BPE["added_tokens"]])
+    assert compared(tmp_path, {"tokenizer.json": BPE}, {"tokenizer.json": other}).pipeline == ()
+
+
+def test_padding_changes_no_text_handling(tmp_path: Path) -> None:
+    more = changed(BPE, "added_tokens/2", {"id": 9, "content": "<think>", "lstrip": True})
+    assert compared(tmp_path, {"tokenizer.json": more}, {"tokenizer.json": BPE}).pipeline == ()
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("byte_fallback", True),
+        ("fuse_unk", True),
+        ("ignore_merges", True),
+        ("unk_token", "<unk>"),
+        ("continuing_subword_prefix", "##"),
+        ("end_of_word_suffix", "</w>"),
+    ],
+)
+def test_a_setting_of_the_model_is_reported(tmp_path: Path, key: str, value: Any) -> None:
+    other = changed(BPE, f"model/{key}", value)
+    result = compared(tmp_path, {"tokenizer.json": BPE}, {"tokenizer.json": other})
+    assert (result.relation, result.pipeline) == ("identical", ("model settings",))
+
+
+def test_settings_at_their_defaults_need_not_be_written(tmp_path: Path) -> None:
+    settings = {"dropout": None, "byte_fallback": False, "unk_token": None, "end_of_word_suffix": ""}
+    other = changed(BPE, "model", BPE["model"] | settings)
+    assert compared(tmp_path, {"tokenizer.json": BPE}, {"tokenizer.json": other}).pipeline == ()
+
+
+def test_settings_that_only_one_side_describes_are_not_compared(tmp_path: Path) -> None:
+    old = {"vocab.json": BPE["model"]["vocab"], "added_tokens.json": {"<eos>": 5, "<pad>": 6}}
+    whole = changed(BPE, "model/byte_fallback", True)
+    assert compared(tmp_path, {"tokenizer.json": whole}, old).pipeline == ()
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_a_file_that_is_the_same_on_both_sides_is_parsed_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, same: bool
+) -> None:
+    parsed: list[str] = []
+    merges = tokenizer_files._merges
+
+    def counted(name: str, value: Any) -> list[Any]:
+        parsed.append(name)
+        return merges(name, value)
+
+    monkeypatch.setattr(tokenizer_files, "_merges", counted)
+    settings = {"tokenizer_config.json": {"eos_token": "<eos>"}}
+    other = BPE if same else changed(BPE, "model/vocab/z", 7)
+    target = side(tmp_path / "target", {"tokenizer.json": BPE})
+    drafter = side(tmp_path / "drafter", {"tokenizer.json": other} | settings)
+    both = read_both(target, drafter)
+    assert len(parsed) == (1 if same else 2)
+    assert both == (read_tokenizer(target), read_tokenizer(drafter))
+    assert both[1] is not None
+    assert both[1].special == {"eos_token": "<eos>"}
+
+
 def test_special_tokens_are_reported_when_both_sides_name_them(tmp_path: Path) -> None:
     files = [
         {"tokenizer.json": BPE, "tokenizer_config.json": {"eos_token": "<eos>", "bos_token": "a"}},
@@ -203,8 +281,8 @@ def test_equal_sentencepiece_files_are_identical(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        ({"tokenizer.json": '{"model": '}, r"tokenizer\.json is not JSON"),
-        ({"tokenizer.json": []}, r"tokenizer\.json: the document is \[\], expected an object"),
+        ({"tokenizer.json": '{"model": '}, r"/target/tokenizer\.json is not JSON"),
+        ({"tokenizer.json": []}, r"/target/tokenizer\.json: the document is \[\], expected an object"),
         ({"tokenizer.json": {}}, r"/model is None"),
         ({"tokenizer.json": {"model": {}}}, r"/model/vocab is None"),
         ({"tokenizer.json": {"model": {"vocab": {"a": -1}}}}, r"/model/vocab/a is -1, expected an id"),

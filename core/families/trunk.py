@@ -1,0 +1,63 @@
+"""The tensors a target of a family must have, by its record and config.json; the head is not among them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from draftpair.checkpoint import Checkpoint, ConfigView
+from draftpair.families.heads import chosen, source_names, wanted
+from draftpair.families.record import Family, TensorRule
+
+_Rows = list[tuple[TensorRule, tuple[str, ...], tuple[int, ...]]]
+
+
+def trunk_shapes(family: Family, checkpoint: Checkpoint) -> dict[str, tuple[int, ...]]:
+    """Names and unquantized shapes of a target's tensors.
+
+    Raw names and those of an MLX conversion are alternatives of the same rules, so both are understood.
+    Raises Refused, naming the key, when config.json lacks a size.
+    """
+    config = checkpoint.config
+    expected = {name: family.resolve(shape, config) for name, shape in family.trunk.outer}
+    sparse = _rows(family, config)
+    dense = _rows(family, ConfigView({**config.text, **dict.fromkeys(family.trunk.dense_zeroes, 0)}))
+    for layer in range(family.count(family.trunk.layers, config)):
+        prefix = family.head.layer_prefix.format(layer=layer)
+        rows = dense if prefix + family.trunk.dense_marker in checkpoint.tensors else sparse
+        expected.update(_of_layer(rows, prefix, checkpoint))
+    return expected
+
+
+def stray_layers(family: Family, checkpoint: Checkpoint) -> list[int]:
+    """Numbers of layers past the last one that config.json counts, and that carry no marker of a head."""
+    before, after = family.head.layer_prefix.split("{layer}")
+    pattern = re.compile(re.escape(before) + r"(\d+)" + re.escape(after))
+    numbers = {int(found[1]) for name in checkpoint.tensors if (found := pattern.match(name))}
+    depth = family.count(family.trunk.layers, checkpoint.config)
+
+    def is_head(number: int) -> bool:
+        prefix = family.head.layer_prefix.format(layer=number)
+        return any(prefix + marker in checkpoint.tensors for marker in family.head.markers)
+
+    return sorted(number for number in numbers if number >= depth and not is_head(number))
+
+
+def _rows(family: Family, config: ConfigView) -> _Rows:
+    """The rules of one decoder layer, with the names and the shape each stands for."""
+    block = family.drafter.block_prefix
+    return [
+        (rule, source_names(rule, family, config), family.resolve(rule.shape, config))
+        for rule in family.rules
+        if rule.outputs and rule.outputs[0].startswith(block) and rule.shape and wanted(rule, family, config)
+    ]
+
+
+def _of_layer(rows: _Rows, prefix: str, checkpoint: Checkpoint) -> Iterator[tuple[str, tuple[int, ...]]]:
+    names = {rule: names for rule, names, _ in rows}
+    here = checkpoint.tensors
+    taken = chosen(list(names), lambda rule: any(prefix + name in here for name in names[rule]))
+    kept = set(taken)
+    for rule, own, shape in rows:
+        if rule in kept:
+            yield from ((prefix + name, shape) for name in own)

@@ -1,0 +1,162 @@
+"""What a drafter's own folder shows without a manifest to compare it with."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from draftpair import api
+from draftpair.checkpoint import Checkpoint, open_checkpoint
+from draftpair.checkpoint.manifest import MANIFEST
+from draftpair.schemas import check, load_schema
+from fixtures.folders import Folders
+from fixtures.weights import write_safetensors
+
+NUMPY = {"BF16": "<u2", "F16": "<u2", "F32": "<f4", "U32": "<u4", "U8": "u1", "I32": "<i4"}
+Stored = dict[str, tuple[np.ndarray, str]]
+
+
+def stored(checkpoint: Checkpoint) -> Stored:
+    """Every tensor as its integers, so that writing it again changes nothing."""
+    return {
+        name: (np.frombuffer(checkpoint.read(t), NUMPY[t.dtype]).reshape(t.shape), t.dtype)
+        for name, t in checkpoint.tensors.items()
+    }
+
+
+def rewrite(folders: Folders, change: Any) -> dict[str, str]:
+    """Levels by rule id of the 4-bit drafter after a change to its tensors, without manifest and index."""
+    folder = folders.drafter_4bit
+    tensors = stored(open_checkpoint(folder))
+    change(tensors)
+    (folder / MANIFEST).unlink()
+    (folder / "model.safetensors.index.json").unlink()
+    # write_safetensors rounds floats; integers stored under a float dtype go through as they are.
+    raw = {
+        name: (values, dtype if dtype not in ("BF16", "F16") else "U16")
+        for name, (values, dtype) in tensors.items()
+    }
+    write_safetensors(folder / "model.safetensors", raw)
+    restore_dtypes(folder / "model.safetensors", {name: dtype for name, (_, dtype) in tensors.items()})
+    report = api.validate(folder)
+    assert check(report, load_schema("validate")) == []
+    return {finding["rule"]: finding["level"] for finding in report["findings"]}
+
+
+def restore_dtypes(path: Path, dtypes: dict[str, str]) -> None:
+    data = path.read_bytes()
+    length = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + length])
+    for name, dtype in dtypes.items():
+        header[name]["dtype"] = dtype
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    path.write_bytes(len(text).to_bytes(8, "little") + text + data[8 + length :])
+
+
+def test_nothing_is_said_of_an_unchanged_drafter(folders: Folders) -> None:
+    assert rewrite(folders, lambda tensors: None) == {}
+
+
+def set_values(name: str, bits: int) -> Any:
+    return lambda tensors: tensors.update({name: (np.full_like(tensors[name][0], bits), tensors[name][1])})
+
+
+def relabel(name: str, values: Any, dtype: str) -> Any:
+    return lambda tensors: tensors.update({name: (values(tensors[name][0]), dtype)})
+
+
+@pytest.mark.parametrize(
+    ("change", "rule", "level"),
+    [
+        (set_values("model.enorm.weight", 0x7FC0), "DRAFTER-TENSOR-VALUES", "error"),
+        (set_values("model.enorm.weight", 0), "DRAFTER-TENSOR-VALUES", "error"),
+        (relabel("lm_head.scales", lambda v: v.astype("u1"), "U8"), "DRAFTER-TENSOR-PACKED", "error"),
+        (relabel("lm_head.scales", lambda v: v.astype("<i4"), "I32"), "DRAFTER-TENSOR-PACKED", "error"),
+        (lambda tensors: tensors.pop("lm_head.biases"), "DRAFTER-TENSOR-PACKED", "error"),
+        (lambda tensors: tensors.pop("lm_head.scales"), "DRAFTER-TENSOR-PACKED", "error"),
+        (
+            relabel(
+                "model.mtp_block.mlp.gate.e_score_correction_bias",
+                lambda v: v.view("<u2")[1::2].copy(),
+                "BF16",
+            ),
+            "DRAFTER-TENSOR-ROUNDED",
+            "warning",
+        ),
+        (
+            lambda tensors: tensors.update({"model.enorm.biases": (np.zeros(64, "<u2"), "BF16")}),
+            "DRAFTER-TENSOR-UNEXPECTED",
+            "error",
+        ),
+    ],
+    ids=[
+        "NaN norm",
+        "zero norm",
+        "U8 scales",
+        "I32 scales",
+        "no biases",
+        "no scales",
+        "rounded bias",
+        "orphan",
+    ],
+)
+def test_a_fault_in_the_tensors_is_found(folders: Folders, change: Any, rule: str, level: str) -> None:
+    assert rewrite(folders, change)[rule] == level
+
+
+@pytest.mark.parametrize(
+    ("update", "rule"),
+    [
+        ({"quantization": {"bits": 4, "group_size": 32, "mode": "mxfp4"}}, "CONFIG-QUANTIZATION-TWINS"),
+        ({"quantization": {"bits": 8, "group_size": 64}}, "CONFIG-QUANTIZATION-TWINS"),
+    ],
+    ids=["mode", "bits"],
+)
+def test_two_quantization_blocks_that_differ(folders: Folders, update: dict[str, Any], rule: str) -> None:
+    folders.edit(folders.drafter_4bit, "config.json", lambda config: config.update(update))
+    assert rule in [finding["rule"] for finding in api.validate(folders.drafter_4bit)["findings"]]
+
+
+def test_a_mode_that_the_tensors_do_not_have(folders: Folders) -> None:
+    block = {"bits": 4, "group_size": 32, "mode": "mxfp4"}
+    folders.edit(
+        folders.drafter_4bit,
+        "config.json",
+        lambda config: config.update(quantization=block, quantization_config=block),
+    )
+    messages = [f["message"] for f in api.validate(folders.drafter_4bit)["findings"]]
+    assert any("which is not mxfp4" in message for message in messages)
+
+
+def test_a_module_that_config_calls_unquantized_and_is_not(folders: Folders) -> None:
+    block = {"bits": 4, "group_size": 32, "mode": "affine", "lm_head": False}
+    folders.edit(
+        folders.drafter_4bit,
+        "config.json",
+        lambda config: config.update(quantization=block, quantization_config=block),
+    )
+    rules = [finding["rule"] for finding in api.validate(folders.drafter_4bit)["findings"]]
+    assert "DRAFTER-TENSOR-PACKED" in rules
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "rule"),
+    [
+        ("rms_norm_eps", 0, "CONFIG-NUMBER"),
+        ("rms_norm_eps", "x", "CONFIG-NUMBER"),
+        ("routed_scaling_factor", -1, "CONFIG-NUMBER"),
+        ("routed_scaling_factor", [1], "CONFIG-NUMBER"),
+        ("rope_scaling", {"type": "banana", "factor": -4}, "CONFIG-ROPE-SCALING"),
+        ("rope_scaling", 3, "CONFIG-ROPE-SCALING"),
+    ],
+)
+def test_a_number_no_model_can_have(folders: Folders, key: str, value: Any, rule: str) -> None:
+    folders.edit(folders.drafter, "config.json", lambda config: config["text_config"].update({key: value}))
+    report = api.validate(folders.drafter)
+    assert report["verdict"] == "unsafe"
+    assert rule in [finding["rule"] for finding in report["findings"]]
