@@ -15,9 +15,11 @@ import mlx.core as mx
 
 from draftpair.errors import Usage
 from draftpair.runtime.interfaces import Target
+from draftpair.runtime.options import is_on
 
 ALLOW_VARIABLE = "MLXCEL_MTP_ALLOW_INEXACT"
 PROMPT_VARIABLE = "MLXCEL_MTP_PROBE_PROMPT_LEN"
+LONGEST_PROMPT = 32_768
 DRAWS = 3
 BLOCKS = 4  # a difference may show only once earlier blocks have fed the cache
 
@@ -87,14 +89,11 @@ def probe_ids(draw: int, vocab_size: int, prompt: int, block: int) -> tuple[list
 def prompt_length(environ: Mapping[str, str]) -> int:
     """Prompt tokens of the probe: ``MLXCEL_MTP_PROBE_PROMPT_LEN``, or 8."""
     text = environ.get(PROMPT_VARIABLE) or "8"
-    if not text.isdecimal() or int(text) < 1:
-        raise Usage(f"{PROMPT_VARIABLE} is {text!r}; expected a number of tokens, 1 or more")
+    if not (text.isascii() and text.isdecimal() and len(text) <= 5 and 1 <= int(text) <= LONGEST_PROMPT):
+        raise Usage(
+            f"{PROMPT_VARIABLE} is {text[:20]!r}; expected a number of tokens from 1 to {LONGEST_PROMPT:,}"
+        )
     return int(text)
-
-
-def is_on(value: str | None) -> bool:
-    """Whether an environment switch is set: not empty, 0, false, no or off."""
-    return (value or "").strip().lower() not in ("", "0", "false", "no", "off")
 
 
 def _chain(target: Target, prompt: list[int], tokens: list[int]) -> list[mx.array]:

@@ -17,9 +17,10 @@ from mlx_lm.models.switch_layers import SwitchLinear
 from mlx_lm.utils import load_tokenizer
 
 from draftpair.checkpoint import Checkpoint
-from draftpair.errors import ToolError, Usage
+from draftpair.errors import Refused, ToolError, Usage
 from draftpair.runtime import drafters, targets
 from draftpair.runtime.interfaces import Drafter, Target
+from draftpair.runtime.libraries import reading
 from draftpair.validate.pairing import ValidatedPair
 
 DTYPES = {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16}
@@ -67,24 +68,39 @@ def _load_drafter(
 
 
 def load_text_codec(checkpoint: Checkpoint) -> Any:
-    """mlx-lm's tokenizer of the checkpoint. ToolError when there is none that loads."""
-    try:
+    """mlx-lm's tokenizer of the checkpoint. Refused when there is none that loads."""
+    stated_eos(checkpoint)  # mlx-lm reads the same file, and says less when it is malformed
+    hint = "copy tokenizer.json and tokenizer_config.json from the original checkpoint"
+    with reading(f"{checkpoint.source}: its tokenizer cannot be loaded", hint):
         return load_tokenizer(checkpoint.root)
-    except (OSError, ValueError, KeyError) as error:
-        raise ToolError(
-            f"{checkpoint.source}: no tokenizer can be loaded: {error}",
-            hint="copy tokenizer.json and tokenizer_config.json from the original checkpoint",
-        ) from error
 
 
 def eos_ids(checkpoint: Checkpoint, tokenizer: Any) -> frozenset[int]:
-    """generation_config.json's ``eos_token_id``, else config.json's, else the tokenizer's."""
+    """The ids that end a text: those that the checkpoint states, else the tokenizer's."""
+    stated = stated_eos(checkpoint)
+    return frozenset(tokenizer.eos_token_ids) if stated is None else stated
+
+
+def stated_eos(checkpoint: Checkpoint) -> frozenset[int] | None:
+    """generation_config.json's ``eos_token_id``, else config.json's, else None.
+
+    Refused, naming file and value, when it is neither an id nor a list of ids.
+    """
     name = "generation_config.json"
     generation = checkpoint.read_json(name) if checkpoint.has_file(name) else {}
-    for found in (generation.get("eos_token_id"), checkpoint.config.get("eos_token_id")):
-        if found is not None:
-            return frozenset(found if isinstance(found, list) else [found])
-    return frozenset(tokenizer.eos_token_ids)
+    if not isinstance(generation, dict):
+        raise Refused(f"{checkpoint.source}: {name} is not a JSON object", hint=_EOS_HINT)
+    stated = ((name, generation.get("eos_token_id")), ("config.json", checkpoint.config.get("eos_token_id")))
+    file, found = next(((file, value) for file, value in stated if value is not None), (name, None))
+    if found is None:
+        return None
+    ids = found if isinstance(found, list) else [found]
+    if not all(type(number) is int and number >= 0 for number in ids):
+        raise Refused(f"{checkpoint.source}: {file} gives {found!r} as eos_token_id", hint=_EOS_HINT)
+    return frozenset(ids)
+
+
+_EOS_HINT = "eos_token_id is a token id or a list of them: compare the file with the original repository's"
 
 
 def on_cpu() -> bool:

@@ -13,7 +13,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from draftpair.errors import Usage
+from draftpair.errors import Refused, Usage
 from draftpair.runtime.interfaces import Drafter, Target
 from draftpair.runtime.sampling import Sampler
 from draftpair.runtime.stats import Stats
@@ -71,29 +71,31 @@ def generate(
     with stats.clock("prefill"):
         target.reset()
         logits, hidden = target.prefill(request.prompt)
+        _require_numbers(logits)
         first = request.sampler(logits, request.position)
         [bonus] = _ids(first)
     yield _emit(request, [bonus], stats)
-    if request.finish_reason is None:
-        if drafter is None:
-            del hidden
-            yield from _plain(target, first, request, stats)
-        else:
-            yield from _speculate(target, drafter, bonus, hidden, request, block_size, stats)
+    if request.finish_reason is not None:
+        return
+    if drafter is not None:
+        with stats.clock("prefill"):
+            drafter.reset()
+            drafter.prefill(request.prompt, hidden, bonus)
+    del hidden  # a long prompt's hidden states are hundreds of megabytes
+    if drafter is None:
+        yield from _plain(target, first, request, stats)
+    else:
+        yield from _speculate(target, drafter, bonus, request, block_size, stats)
 
 
 def _speculate(
     target: Target,
     drafter: Drafter,
     bonus: int,
-    hidden: mx.array,
     request: Request,
     block_size: int,
     stats: Stats,
 ) -> Iterator[list[int]]:
-    with stats.clock("prefill"):
-        drafter.reset()
-        drafter.prefill(request.prompt, hidden, bonus)
     while True:
         width = min(block_size, request.remaining + 1)
         with stats.clock("draft"):
@@ -111,6 +113,15 @@ def _speculate(
         bonus = emitted[-1]
         with stats.clock("draft"):
             drafter.accept(accepted, bonus, hidden)
+
+
+def _require_numbers(logits: mx.array) -> None:
+    """Raise Refused for logits that are NaN: every choice among them would look like one."""
+    if mx.isnan(logits).any().item():
+        raise Refused(
+            "the target's logits are not numbers (NaN): its weights are damaged, or its compute dtype overflows",
+            hint="draftpair validate TARGET; with --dtype float16, try float32",
+        )
 
 
 def _plain(target: Target, token: mx.array, request: Request, stats: Stats) -> Iterator[list[int]]:

@@ -1,4 +1,4 @@
-"""What a generation is asked to do. Needs no MLX, so that a command line can be read without it."""
+"""What a generation is asked to do, by options and by the environment. Needs no MLX, as a command line does not."""
 
 from __future__ import annotations
 
@@ -17,3 +17,8 @@ class Options:
     seed: int = 0
     dtype: str = "auto"
     chat_template: bool = True
+
+
+def is_on(value: str | None) -> bool:
+    """Whether an environment switch is set: not empty, 0, false, no or off."""
+    return (value or "").strip().lower() not in ("", "0", "false", "no", "off")

@@ -6,12 +6,13 @@ makes no difference to its draw. So with a drafter the same tokens are drawn as 
 
 from __future__ import annotations
 
-import math
-
 import mlx.core as mx
 from mlx_lm.sample_utils import make_sampler
 
 from draftpair.errors import Usage
+
+# Outside of these, logits divided by the temperature leave float32, and filtered tokens are drawn.
+COLDEST, HOTTEST = 1e-4, 1e4
 
 
 class Sampler:
@@ -30,8 +31,10 @@ class Sampler:
         min_p: float = 0.0,
         seed: int = 0,
     ) -> None:
-        if not (math.isfinite(temperature) and temperature >= 0):
-            raise Usage(f"temperature is {temperature}; expected a number of 0 or more")
+        if temperature != 0 and not COLDEST <= temperature <= HOTTEST:
+            raise Usage(
+                f"temperature is {temperature}; expected 0 (greedy), or a number from {COLDEST} to {HOTTEST}"
+            )
         for name, value in (("top-p", top_p), ("min-p", min_p)):
             if not 0 <= value <= 1:
                 raise Usage(f"{name} is {value}; expected a number from 0 to 1")

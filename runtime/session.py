@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
+
+from jinja2.exceptions import TemplateError
 
 from draftpair.checkpoint import Checkpoint
 from draftpair.errors import Usage
 from draftpair.findings import Finding
-from draftpair.runtime.exactness import Exactness, gate
+from draftpair.runtime.exactness import Exactness, Gate, gate
 from draftpair.runtime.interfaces import Drafter, Target
+from draftpair.runtime.libraries import reading
 from draftpair.runtime.load import eos_ids, load_pair, load_target, load_text_codec
 from draftpair.runtime.loop import Request, generate
 from draftpair.runtime.options import Options
 from draftpair.runtime.sampling import Sampler
 from draftpair.runtime.stats import Stats
+from draftpair.runtime.text import TextStream
 from draftpair.validate import ValidatedPair
 
 
-@dataclass(frozen=True)
+@dataclass
 class Session:
     """A loaded target, alone or with its drafter, ready for prompts."""
 
@@ -29,7 +33,14 @@ class Session:
     tokenizer: Any
     eos: frozenset[int]
     pair: ValidatedPair | None
-    findings: tuple[Finding, ...] = field(default=())
+    findings: tuple[Finding, ...] = ()
+    _gate: Gate | None = None
+
+    def gate(self, environ: Mapping[str, str]) -> Gate:
+        """Whether the pair speculates; probed once, for the pair and its width do not change."""
+        if self._gate is None and self.pair:
+            self._gate = gate(self.target, self.pair.block_size, environ)
+        return self._gate or Gate(False, Exactness("not_run", "there is no pair"))
 
 
 def open_session(
@@ -41,7 +52,8 @@ def open_session(
     """Load ``target`` alone, or ``pair`` whose target it is. Raises ToolError when something does not load."""
     if pair is None:
         loaded, tokenizer = load_target(target, dtype, environ), load_text_codec(target)
-        return Session(loaded, None, tokenizer, eos_ids(target, tokenizer), None)
+        noted = tuple(finding for finding in target.findings if finding.level != "note")
+        return Session(loaded, None, tokenizer, eos_ids(target, tokenizer), None, noted)
     both = load_pair(pair, dtype, environ)
     noted = tuple(finding for finding in pair.verdict.findings if finding.level != "note")
     return Session(both.target, both.drafter, both.tokenizer, both.eos, pair, noted)
@@ -50,14 +62,21 @@ def open_session(
 def encode(session: Session, prompt: str, chat_template: bool) -> list[int]:
     """Token ids of a prompt, as a user's turn of a chat if the tokenizer has a template for that.
 
-    Raises Usage when nothing is left to start from.
+    Raises Usage when nothing is left to start from or the prompt is no text, Refused when the template fails.
     """
+    try:
+        prompt.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise Usage(
+            "the prompt is not valid UTF-8", hint="check the encoding of your terminal or file"
+        ) from error
     tokenizer = session.tokenizer
     if chat_template and getattr(tokenizer, "has_chat_template", False):
         turn = [{"role": "user", "content": prompt}]
-        ids = tokenizer.apply_chat_template(
-            turn, add_generation_prompt=True, tokenize=True, return_dict=False
-        )
+        with reading("the chat template fails", "give --no-chat-template", also=TemplateError):
+            ids = tokenizer.apply_chat_template(
+                turn, add_generation_prompt=True, tokenize=True, return_dict=False
+            )
     else:
         ids = tokenizer.encode(prompt)
     if not ids:
@@ -78,34 +97,29 @@ def run(
     )
     stats, drafter, exactness, width = Stats(), None, Exactness("not_run", "no drafter was given"), 1
     if session.pair and session.drafter:
-        decision = gate(session.target, session.pair.block_size, environ)
-        exactness, width = decision.exactness, session.pair.block_size
+        decision, width = session.gate(environ), session.pair.block_size
+        exactness = decision.exactness
         drafter = session.drafter if decision.engage else None
         if drafter:
             stats = Stats(session.pair.family.kind, width, session.pair.block_size_from)
     request = Request(prompt, sampler, options.max_tokens, session.eos)
     tokens: list[int] = []
-    text = _stream(session, generate(session.target, drafter, request, width, stats), tokens, on_text)
+    pieces: list[str] = []
+    stream = TextStream(session.tokenizer)
+
+    def tell(piece: str) -> None:
+        pieces.append(piece)
+        on_text(piece)
+
+    for group in generate(session.target, drafter, request, width, stats):
+        tokens += group
+        tell(stream.add([token for token in group if token not in session.eos]))
+    tell(stream.finish())
     return {
-        "text": text,
+        "text": "".join(pieces),
         "tokens": tokens,
         "finish_reason": request.finish_reason,
         "stats": stats.report(),
         "exactness": exactness.report(),
         "findings": [finding.as_dict() for finding in session.findings],
     }
-
-
-def _stream(session: Session, groups: Any, tokens: list[int], on_text: Callable[[str], None]) -> str:
-    """Decode the groups of tokens as they come; a token that ends the text is no part of it."""
-    detokenizer = session.tokenizer.detokenizer
-    detokenizer.reset()
-    for group in groups:
-        tokens += group
-        for token in group:
-            if token not in session.eos:
-                detokenizer.add_token(token)
-        on_text(detokenizer.last_segment)
-    detokenizer.finalize()
-    on_text(detokenizer.last_segment)
-    return str(detokenizer.text)

@@ -19,8 +19,10 @@ from mlx_lm.models.switch_layers import SwitchGLU
 from mlx_lm.utils import load_model
 
 from draftpair.checkpoint import Checkpoint
-from draftpair.errors import Refused, Usage
+from draftpair.errors import Usage
+from draftpair.runtime.libraries import reading
 from draftpair.runtime.rope import rope_overrides
+from draftpair.runtime.staging import loadable_folder
 
 PREFILL_CHUNK = 2048
 TAP_VARIABLE = "MLXCEL_GLM_MTP_HIDDEN_TAP"
@@ -49,13 +51,12 @@ class Target:
         if tap not in ("pre", "post"):
             raise Usage(f"{TAP_VARIABLE} is {tap!r}; expected pre or post")
         overrides = rope_overrides(checkpoint.config)
-        try:
-            network, _ = load_model(checkpoint.root, lazy=True, strict=True, model_config=overrides)
-        except (ValueError, FileNotFoundError, KeyError) as error:
-            raise Refused(
-                f"{checkpoint.source}: mlx-lm cannot load it as glm4_moe_lite: {error}",
-                hint=f"draftpair validate {checkpoint.source}",
-            ) from error
+        failed = f"{checkpoint.source}: mlx-lm cannot load it as glm4_moe_lite"
+        with (
+            loadable_folder(checkpoint, overrides) as folder,
+            reading(failed, f"draftpair validate {checkpoint.source}"),
+        ):
+            network, _ = load_model(folder, lazy=True, strict=True)
         return cls(network, tap)
 
     @property

@@ -102,7 +102,7 @@ def test_an_unknown_family_is_named_with_those_that_run(raw: Path) -> None:
 
 def test_a_target_without_a_tokenizer_is_refused_in_words(tmp_path: Path) -> None:
     checkpoint = open_checkpoint(write_target(tmp_path / "target", tokenizer=False))
-    with pytest.raises(ToolError, match="no tokenizer can be loaded"):
+    with pytest.raises(ToolError, match="its tokenizer cannot be loaded"):
         load_text_codec(checkpoint)
 
 

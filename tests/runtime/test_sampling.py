@@ -49,7 +49,9 @@ def test_a_top_k_of_the_vocabulary_or_more_filters_nothing() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"temperature": -0.1}, "temperature is -0.1; expected a number of 0 or more"),
+        ({"temperature": -0.1}, "temperature is -0.1; expected 0"),
+        ({"temperature": 1e-40}, "temperature is 1e-40"),
+        ({"temperature": 1e300}, "temperature is 1e"),
         ({"temperature": float("nan")}, "temperature is nan"),
         ({"top_p": 1.5}, "top-p is 1.5; expected a number from 0 to 1"),
         ({"min_p": -1.0}, "min-p is -1.0"),
