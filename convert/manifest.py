@@ -7,6 +7,7 @@ it belongs to a target. It holds no time and no path: the same split gives the s
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,7 +21,10 @@ MANIFEST_SCHEMA = "urn:draftpair:schema:manifest:1.0"
 
 def to_json(document: Mapping[str, Any]) -> bytes:
     """The document as it is written to a file: indented, keys sorted, one newline at the end."""
-    return (json.dumps(document, indent=2, sort_keys=True, ensure_ascii=False) + "\n").encode("utf-8")
+    return (json.dumps(document, indent=2, sort_keys=True, ensure_ascii=False) + "\n").encode(
+        "utf-8",
+        "backslashreplace",  # of half a surrogate pair that is the escape that JSON has for it
+    )
 
 
 def index(plan: SplitPlan) -> dict[str, Any]:
@@ -87,4 +91,5 @@ def source_name(checkpoint: Checkpoint) -> tuple[str, str | None]:
         return root.parent.parent.name.removeprefix("models--").replace(
             "--", "/", 1
         ), checkpoint.revision or root.name
-    return root.name, checkpoint.revision
+    # A name on disk is bytes; the manifest is text.
+    return os.fsencode(root.name).decode("utf-8", "backslashreplace"), checkpoint.revision

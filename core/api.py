@@ -6,14 +6,14 @@ Every function takes a folder, a ``.safetensors`` file, ``owner/name``, ``owner/
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from draftpair.checkpoint import Checkpoint, open_checkpoint
-from draftpair.errors import Refused, ToolError
-from draftpair.findings import has_errors
-from draftpair.report import envelope
+from draftpair.errors import Refused, ToolError, Usage
+from draftpair.report import envelope, strict
 from draftpair.runtime.options import Options
 
 Source = str | Path
@@ -69,11 +69,19 @@ def split_mtp(
     from draftpair.convert import Request, carry_out, check_request, plan_split, split_report
     from draftpair.families.heads import find_head
 
-    request = Request(Path(output), block_size, q_bits, q_group_size, q_mode, dtype, force)
+    request = Request(_output_path(output), block_size, q_bits, q_group_size, q_mode, dtype, force)
     check_request(request)
     checkpoint = open_checkpoint(model, revision)
     plan = plan_split(checkpoint, find_head(checkpoint), request)
-    return split_report(plan if dry_run else carry_out(plan, progress))
+    return dict(strict(split_report(plan if dry_run else carry_out(plan, progress))))
+
+
+def _output_path(output: Source) -> Path:
+    """The folder that is meant; `~` is the home folder, as in a model's name."""
+    text = os.fspath(output)
+    if not text or "\0" in text:
+        raise Usage(f"--output is {text!r}, which is no path", hint="name the folder to write")
+    return Path(os.path.expanduser(text))
 
 
 def validate(
@@ -107,6 +115,7 @@ def generate(
     ``on_text`` gets the text as it is decided, ``on_ids`` the token ids of "prompt" and, at the end, "generated".
     Raises Refused for a pair that must not run, ToolError when a model does not load or mlx-lm is not installed.
     """
+    runtime, options = require_runtime(), options or Options()
     target = _open_target(model)
     pair = None
     if draft_model is not None:
@@ -115,11 +124,9 @@ def generate(
         drafter = open_checkpoint(draft_model)
         _require_own_folder(target, drafter)
         pair = validated_pair(target, drafter, draft_block_size, allow_doubtful)
-        if draft_kind is not None and draft_kind != pair.family.kind:
-            raise Refused(
-                f"--draft-kind is {draft_kind!r}, and {drafter.source} is a drafter of kind {pair.family.kind!r}"
-            )
-    runtime, options = _runtime(), options or Options()
+        _require_kind(draft_kind, pair.family.kind)
+    elif draft_kind is not None or draft_block_size is not None:
+        raise Usage("a draft kind or block size was given and no drafter", hint="give one with --draft-model")
     session = runtime.open_session(target, pair, options.dtype)
     ids = runtime.encode(session, prompt, options.chat_template)
     inputs = {
@@ -141,7 +148,8 @@ def generate(
     return envelope("generate", inputs, body)
 
 
-def _runtime() -> Any:
+def require_runtime() -> Any:
+    """The module that runs models. Raises ToolError, with the command that installs it, when it cannot be imported."""
     try:
         from draftpair.runtime import session
     except ImportError as error:
@@ -153,12 +161,33 @@ def _runtime() -> Any:
 
 
 def _open_target(model: Source) -> Checkpoint:
-    """The target, refused when its files are damaged: a model would load and talk nonsense."""
+    """The target, refused where `validate` calls it unsafe: it would load and talk nonsense, or not load."""
+    from draftpair.validate.selfcheck import check_target
+    from draftpair.validate.single import role_of
+
     target = open_checkpoint(model)
-    if has_errors(target.findings):
-        first = next(finding for finding in target.findings if finding.level == "error")
-        raise Refused(f"{target.source} is damaged: {first.message}", first.hint)
+    if role_of(target) == "drafter":
+        raise Refused(
+            f"{target.source} is a drafter, not a model that runs alone",
+            hint="give it with --draft-model, and its target with --model",
+        )
+    errors = [finding for finding in (*target.findings, *check_target(target)) if finding.level == "error"]
+    if errors:
+        raise Refused(f"{target.source} is damaged: {errors[0].message}", errors[0].hint)
     return target
+
+
+def _require_kind(asked: str | None, kind: str) -> None:
+    """The kind of the environment or of the option must be the drafter's: there is one way to run it."""
+    from draftpair.families import load_families
+
+    kinds = sorted({family.kind for family in load_families().values()})
+    if asked is not None and asked not in kinds:
+        raise Usage(
+            f"draft kind {asked!r} is not one that draftpair runs", hint=f"known kinds: {', '.join(kinds)}"
+        )
+    if asked is not None and asked != kind:
+        raise Usage(f"draft kind {asked!r} was asked for, and the drafter is of kind {kind!r}")
 
 
 def _require_own_folder(target: Checkpoint, drafter: Checkpoint) -> None:

@@ -70,7 +70,7 @@ class Checkpoint:
                 file.seek(tensor.begin + begin)
                 data = file.read(stop - begin) if size == expected else b""
         except OSError as error:
-            raise unreadable(tensor.file, error) from error
+            raise unreadable(self.root / tensor.file, error) from error
         if size != expected or len(data) != stop - begin:
             changed = f"{printable(tensor.file)} changed while it was in use: it had {expected:,} bytes"
             found = f"{changed} and now has {size:,} (reading {printable(tensor.name)})"
@@ -92,7 +92,7 @@ class Checkpoint:
         try:
             return (self.root / name).read_bytes()
         except OSError as error:
-            raise unreadable(name, error) from error
+            raise unreadable(self.root / name, error) from error
 
     def read_json(self, name: str) -> Any:
         """The value of a JSON file at the top level, as lenient as Python's reader on NaN and repeated keys.
@@ -102,17 +102,25 @@ class Checkpoint:
         try:
             return parse_json(self.read_bytes(name)).value
         except JSONProblem as problem:
-            raise Refused(f"{printable(name)} is not JSON: {problem}") from None
+            message = f"{shown_path(self.root / name)} is not JSON: {problem}"
+            raise Refused(message, "Take the file from the original repository again.") from None
 
 
 def list_folder(root: Path) -> list[str]:
-    """The names in a folder, sorted; ToolError when it cannot be listed."""
+    """The names in a folder, sorted; ToolError when it cannot be listed, or what it holds cannot be looked at."""
     try:
-        return sorted(os.listdir(root))
+        names = sorted(os.listdir(root))
+        os.stat(os.path.join(root, os.curdir))  # may the folder be entered as well
     except OSError as error:
-        raise unreadable(str(root), error) from error
+        raise unreadable(root, error) from error
+    return names
 
 
-def unreadable(name: str, error: OSError) -> ToolError:
+def unreadable(path: Path, error: OSError) -> ToolError:
     """The error for a file or folder that the system does not let us read."""
-    return ToolError(f"{printable(name)} cannot be read: {error.strerror or error}")
+    return ToolError(f"{shown_path(path)} cannot be read: {error.strerror or error}")
+
+
+def shown_path(path: Path) -> str:
+    """A path as messages name it: whole, so that a message about a pair says whose file is meant."""
+    return printable(str(path), 1000)

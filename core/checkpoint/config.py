@@ -16,6 +16,7 @@ from draftpair.errors import Refused
 from draftpair.findings import Finding
 
 _TEXT = "text_config"
+_HINT = f"Correct it, or take {CONFIG_NAME} from the original repository again."
 
 
 class ConfigView:
@@ -95,4 +96,4 @@ def parse_config(data: bytes) -> tuple[ConfigView, list[Finding]]:
 
 def _finding(problem: str, level: Any = "error", pointer: str = "") -> Finding:
     where = f"{CONFIG_NAME}#{pointer}" if pointer else CONFIG_NAME
-    return Finding("CONFIG-PARSE", level, f"{CONFIG_NAME} {problem}", where)
+    return Finding("CONFIG-PARSE", level, f"{CONFIG_NAME} {problem}", where, hint=_HINT)

@@ -86,8 +86,8 @@ def _resolved(path: Path) -> Path:
 def destination_state(destination: Path) -> _State | None:
     """What is at `destination` now, to be compared later; None when nothing is.
 
-    Raises Usage for a symbolic link, a file, a mount point, the current folder, or a folder that holds
-    anything but plain files and symbolic links; ToolError for a folder that cannot be listed.
+    Raises Usage for a symbolic link, a file, a mount point, the current folder, or a folder that may not be
+    changed or holds anything but plain files and symbolic links; ToolError for one that cannot be listed.
     """
     try:
         found = os.lstat(destination)
@@ -106,6 +106,9 @@ def destination_state(destination: Path) -> _State | None:
     for what, is_it in (("a mount point", os.path.ismount), ("the current folder", _is_current_folder)):
         if is_it(destination):
             raise Usage(f"{destination} is {what} and cannot be replaced", hint="name a folder inside it")
+    # A folder whose files cannot be removed could be exchanged, and would then stay under its temporary name.
+    if not os.access(destination, os.W_OK | os.X_OK):
+        raise Usage(f"{destination} may not be changed by this user", hint="choose another output folder")
     return found.st_dev, found.st_ino, frozenset(_entries(destination))
 
 

@@ -29,6 +29,7 @@ _METADATA = "__metadata__"
 _MAX_COUNT = 2**64 - 1
 # One read covers the header of a usual shard, and little else.
 _FIRST_READ = 64 * 1024
+_DOWNLOAD = "Download the file again."
 
 
 class HeaderError(Refused):
@@ -107,19 +108,21 @@ def parse_header(prefix: bytes, size: int, name: str) -> Header:
 def _header_length(prefix: bytes, size: int, name: str) -> int:
     """Bytes of length field and JSON together, once they are known to lie inside the file."""
     if size == 0:
-        raise _error(name, "is empty", "Download it again.")
+        raise _error(name, "is empty", _DOWNLOAD)
     if size < _LENGTH_BYTES or len(prefix) < _LENGTH_BYTES:
-        raise _malformed(prefix, name, f"is {count(size, 'byte')} long, shorter than the 8-byte length field")
+        short = f"is {count(size, 'byte')} long, shorter than the 8-byte length field"
+        raise _malformed(prefix, name, short, _DOWNLOAD)
     json_bytes = int.from_bytes(prefix[:_LENGTH_BYTES], "little")
     if json_bytes == 0:
-        raise _malformed(prefix, name, "states a header of 0 bytes, as a file that was never filled does")
+        unfilled = "states a header of 0 bytes, as a file that was never filled does"
+        raise _malformed(prefix, name, unfilled, _DOWNLOAD)
     if json_bytes > MAX_HEADER_BYTES:
         stated = f"states a header of {json_bytes:,} bytes, more than the limit of {MAX_HEADER_BYTES:,}"
         raise _malformed(prefix, name, stated)
     length = _LENGTH_BYTES + json_bytes
     if length > size:
         stated = f"states a header of {json_bytes:,} bytes but is only {size:,} bytes long"
-        raise _malformed(prefix, name, f"{stated}: truncated, or not safetensors")
+        raise _malformed(prefix, name, f"{stated}: truncated, or not safetensors", _DOWNLOAD)
     if length > len(prefix):
         raise _error(name, f"gave {len(prefix):,} of its {length:,} header bytes: it changed meanwhile")
     return length
@@ -209,7 +212,7 @@ def _check_layout(tensors: list[TensorInfo], begin: int, size: int, name: str) -
             raise _bad(name, tensor.name, gap)
         if tensor.end > size:
             missing = f"ends {count(tensor.end - size, 'byte')} past the end of the file ({size:,} bytes)"
-            raise _bad(name, tensor.name, f"{missing}: truncated", "Download the file again.")
+            raise _bad(name, tensor.name, f"{missing}: truncated", _DOWNLOAD)
         previous, position = tensor, tensor.end
     if position < size:
         raise _error(
@@ -245,11 +248,11 @@ def _bad(name: str, tensor: str, problem: str, hint: str | None = None) -> Heade
     return _error(name, f"is malformed: tensor {printable(tensor)!r} {problem}", hint)
 
 
-def _malformed(prefix: bytes, name: str, problem: str) -> HeaderError:
+def _malformed(prefix: bytes, name: str, problem: str, hint: str | None = None) -> HeaderError:
     """The error for a file whose very frame is wrong; names what the file is, if that can be told."""
     foreign = recognise(prefix)
     if foreign is None:
-        return _error(name, problem)
+        return _error(name, problem, hint)
     return _error(name, f"is {foreign.title}, not weights: it {problem}", foreign.hint)
 
 

@@ -109,7 +109,7 @@ def _refused_shards(refused: Mapping[str, str]) -> Iterable[Finding]:
         yield Finding(
             "INDEX-SHARD-PATH",
             "error",
-            f"{INDEX_NAME} places {count(len(tensors), 'tensor')} in {shard}, which is no plain file name "
+            f"{INDEX_NAME} places {count(len(tensors), 'tensor')} in '{shard}', which is no plain file name "
             f"and is not followed: {some(tensors)}",
             INDEX_NAME,
             "the name of a file in the same folder",

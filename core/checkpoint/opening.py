@@ -116,7 +116,7 @@ def _load_headers(root: Path, names: list[str]) -> tuple[dict[str, Header], dict
             prefix, sizes[name] = read_prefix(root / name)
             headers[name] = parse_header(prefix, sizes[name], name)
         except OSError as error:
-            raise unreadable(name, error) from error
+            raise unreadable(root / name, error) from error
         except HeaderError as error:
             findings.append(Finding("FILE-HEADER", "error", error.message, name, hint=error.hint))
     return headers, sizes, findings
@@ -128,7 +128,7 @@ def _read_json_bytes(root: Path, name: str) -> bytes:
         with (root / name).open("rb") as file:
             return file.read(MAX_JSON_BYTES + 1)
     except OSError as error:
-        raise unreadable(name, error) from error
+        raise unreadable(root / name, error) from error
 
 
 def _check_files(headers: Mapping[str, Header], broken: set[str], index: Index | None) -> list[Finding]:
@@ -162,7 +162,13 @@ def _require_something(source: str, folder: _Folder) -> None:
 
 def _no_such_path(source: str | Path, path: Path) -> ToolError:
     shown = printable(str(source))
-    if os.path.exists(path):
+    try:
+        os.stat(path)
+    except PermissionError as error:
+        return unreadable(path, error)
+    except OSError:
+        pass
+    else:
         return ToolError(f"{shown} is neither a folder nor a plain file")
     if os.path.islink(path):
         return ToolError(f"{shown} is a link to {printable(os.readlink(path))}, which is not there", _FETCH)

@@ -44,13 +44,22 @@ def parse_source(source: str | Path, revision: str | None = None) -> Path | HubN
             f"{printable(text)!r} is no path and no Hub name", "Give a folder, a file, or owner/name."
         )
     path = Path(os.path.expanduser(text))
-    if isinstance(source, Path) or _looks_like_path(text) or os.path.exists(path):
+    if isinstance(source, Path) or _looks_like_path(text) or _may_exist(path):
         if revision is not None:
             raise Usage(
                 f"a revision was given, but {text} is a path", "Revisions belong to owner/name on the Hub."
             )
         return path
     return _hub_name(text, text, revision)
+
+
+def _may_exist(path: Path) -> bool:
+    """Whether something is there, or the system does not let us see whether it is."""
+    try:
+        os.stat(path)
+    except OSError as error:
+        return isinstance(error, PermissionError)
+    return True
 
 
 def _looks_like_path(text: str) -> bool:

@@ -6,6 +6,7 @@ different files. `parse_json` returns the value together with such oddities and 
 
 from __future__ import annotations
 
+import codecs
 import json
 from dataclasses import dataclass
 from typing import Any
@@ -61,6 +62,8 @@ def parse_json(data: bytes) -> Parsed:
 
 
 def _decode(data: bytes) -> str:
+    if data.startswith(codecs.BOM_UTF8):
+        raise JSONProblem("it starts with a byte order mark; save it as UTF-8 without one")
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:

@@ -1,7 +1,7 @@
 """The command line: options in, one call, a report out. Each command is a file of its own, found by name.
 
 Data goes to stdout and everything else to stderr. Exit codes: 0 done, 1 the answer is no, 2 wrong usage,
-3 could not look, 130 interrupted.
+3 could not look, 130 interrupted, 128 + n ended by signal n.
 """
 
 from __future__ import annotations
@@ -12,9 +12,11 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 from pkgutil import iter_modules
+from types import FrameType
 
 import click
 
+from draftpair.cli._streams import ReaderGone, prepare, show
 from draftpair.errors import ToolError
 from draftpair.version import VERSION
 
@@ -66,9 +68,25 @@ def cli() -> None:
 
 def main(args: Sequence[str] | None = None) -> None:
     """Runs the command line and exits with the code of the table above."""
-    # As an exception, a request to end lets a split remove what it has not finished.
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    prepare()
+    for number in _ENDINGS:
+        # `nohup` ignores the hangup on our behalf.
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, _end)
     sys.exit(run(args))
+
+
+_ENDINGS = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+
+
+class _Ended(BaseException):
+    """A request to end: as an exception, it lets a split remove what it has not finished."""
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    for other in _ENDINGS:  # a second request must not cut the removal short
+        signal.signal(other, signal.SIG_IGN)
+    raise _Ended(number)
 
 
 def run(args: Sequence[str] | None = None) -> int:
@@ -87,24 +105,24 @@ def run(args: Sequence[str] | None = None) -> int:
     except ToolError as error:
         tell(error)
         return error.exit_code
-    except BrokenPipeError:
-        # The reader has gone, as `head` does. Python would complain once more when it closes stdout.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except ReaderGone:
         return 0
     except KeyboardInterrupt:
         click.echo("interrupted", err=True)
         return 130
+    except _Ended as request:
+        number = request.args[0]
+        click.echo(f"terminated by {signal.Signals(number).name}", err=True)
+        return 128 + int(number)
     except Exception as error:
         if os.environ.get("DRAFTPAIR_DEBUG"):
             raise
-        click.echo(f"error: this is a bug in draftpair: {type(error).__name__}: {error}", err=True)
-        click.echo("hint: run again with DRAFTPAIR_DEBUG=1 for the traceback, and report it", err=True)
+        what = f"this is a bug in draftpair: {type(error).__name__}: {error}"
+        tell(ToolError(what, "run again with DRAFTPAIR_DEBUG=1 for the traceback, and report it"))
         return 3
     return outcome if isinstance(outcome, int) else 0
 
 
 def tell(error: ToolError) -> None:
     """The error on stderr, its hint on a line of its own."""
-    click.echo(f"error: {error.message}", err=True)
-    if error.hint:
-        click.echo(f"hint: {error.hint}", err=True)
+    show([f"error: {error.message}", *([f"hint: {error.hint}"] if error.hint else [])], err=True)

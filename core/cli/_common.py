@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, NoReturn
 
 import click
+
+from draftpair.cli._streams import ReaderGone, show
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 revision_option = click.option("--revision", metavar="R", help="Branch, tag or commit of a Hub repository.")
@@ -17,8 +19,12 @@ revision_option = click.option("--revision", metavar="R", help="Branch, tag or c
 def emit(
     report: Mapping[str, Any], as_json: bool, as_text: Callable[[Mapping[str, Any]], Iterable[str]]
 ) -> None:
-    """The report on stdout, as JSON or as text."""
-    click.echo(json.dumps(report, indent=2) if as_json else "\n".join(as_text(report)))
+    """The report on stdout, as JSON or as text. A reader that has gone does not change the answer."""
+    with suppress(ReaderGone):
+        if as_json:
+            click.echo(json.dumps(report, indent=2))
+        else:
+            show(as_text(report))
 
 
 @contextmanager

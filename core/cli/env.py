@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import platform
+from collections.abc import Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import click
 
-from draftpair.cli._common import json_option
+from draftpair.cli._common import emit, json_option
 from draftpair.version import VERSION
 
 _PACKAGES = (
@@ -28,7 +28,7 @@ _PACKAGES = (
 @json_option
 def command(as_json: bool) -> None:
     """Versions, device and cache, for bug reports."""
-    facts = {
+    facts: dict[str, Any] = {
         "draftpair": VERSION,
         "python": platform.python_version(),
         "platform": platform.platform(),
@@ -36,12 +36,13 @@ def command(as_json: bool) -> None:
         **_hub_facts(),
         "packages": {name: _version(name) for name in _PACKAGES},
     }
-    if as_json:
-        click.echo(json.dumps(facts, indent=2))
-        return
+    emit(facts, as_json, _text)
+
+
+def _text(facts: Mapping[str, Any]) -> Iterator[str]:
     for name, value in {**facts, **facts["packages"]}.items():
         if name != "packages":
-            click.echo(f"{name:<18}{'not installed' if value is None else value}")
+            yield f"{name:<18}{'not installed' if value is None else value}"
 
 
 def _version(package: str) -> str | None:

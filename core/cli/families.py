@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import click
 
-from draftpair.cli._common import json_option
+from draftpair.cli._common import emit, json_option
 
 
 @click.command("families")
@@ -26,10 +27,10 @@ def command(as_json: bool) -> None:
         }
         for family in load_families().values()
     ]
-    if as_json:
-        click.echo(json.dumps({"families": rows}, indent=2))
-        return
-    for row in rows:
-        click.echo(
-            f"{row['family']:<22}{row['kind']:<8}{row['maturity']:<14}targets: {', '.join(row['targets'])}"
-        )
+    emit({"families": rows}, as_json, _text)
+
+
+def _text(report: Mapping[str, Any]) -> Iterator[str]:
+    for row in report["families"]:
+        targets = ", ".join(row["targets"])
+        yield f"{row['family']:<22}{row['kind']:<8}{row['maturity']:<14}targets: {targets}"

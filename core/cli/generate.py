@@ -7,7 +7,10 @@ from collections.abc import Sequence
 
 import click
 
-from draftpair.cli._common import json_option
+from draftpair.cli._common import emit, json_option
+from draftpair.cli._streams import show
+
+_KIND_VARIABLES = ("LLAMA_ARG_DRAFT_KIND", "MLXCEL_DRAFT_KIND")
 
 
 @click.command("generate")
@@ -15,12 +18,7 @@ from draftpair.cli._common import json_option
 @click.option(
     "--draft-model", "--model-draft", metavar="DRAFTER", help="Its drafter; without one, plain decoding."
 )
-@click.option(
-    "--draft-kind",
-    envvar=["LLAMA_ARG_DRAFT_KIND", "MLXCEL_DRAFT_KIND"],
-    metavar="KIND",
-    help="The kind the drafter must be of; default: what it is.",
-)
+@click.option("--draft-kind", metavar="KIND", help="The kind the drafter must be of; default: what it is.")
 @click.option(
     "--draft-block-size", type=int, metavar="N", help="Rows of a verify block, the bonus token included."
 )
@@ -70,12 +68,14 @@ def command(
       draftpair generate --model ./GLM-4.7-Flash-4bit --draft-model ./GLM-4.7-Flash-MTP-4bit \\
         --prompt "Why is the sky blue?" --temp 0
     """
-    import json
-
     from draftpair.api import generate
     from draftpair.report.text import generate_text, profile_text
-    from draftpair.runtime.options import Options
+    from draftpair.runtime.options import Options, is_on
 
+    if draft_model is not None:
+        draft_kind = draft_kind or next(
+            (os.environ[name] for name in _KIND_VARIABLES if os.environ.get(name)), None
+        )
     report = generate(
         model,
         prompt,
@@ -85,14 +85,11 @@ def command(
         allow_doubtful=allow_doubtful,
         options=Options(max_tokens, temp, top_p, top_k, min_p, seed, dtype, not no_chat_template),
         on_text=(lambda piece: None) if as_json else (lambda piece: click.echo(piece, nl=False)),
-        on_ids=_print_ids if os.environ.get("MLXCEL_PRINT_TOKEN_IDS", "0") not in ("", "0") else None,
+        on_ids=_print_ids if is_on(os.environ.get("MLXCEL_PRINT_TOKEN_IDS")) else None,
     )
-    if as_json:
-        click.echo(json.dumps(report, indent=2))
-    else:
-        click.echo()
-        for line in [*generate_text(report), *(profile_text(report) if profile else ())]:
-            click.echo(line, err=True)
+    emit(report, as_json, lambda report: [""])  # the text is there already, but for the end of its line
+    if not as_json:
+        show([*generate_text(report), *(profile_text(report) if profile else ())], err=True)
 
 
 def _print_ids(what: str, ids: Sequence[int]) -> None:

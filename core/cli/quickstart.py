@@ -7,6 +7,8 @@ from tempfile import TemporaryDirectory
 
 import click
 
+from draftpair.cli._streams import show
+
 
 @click.command("quickstart")
 @click.option(
@@ -17,11 +19,17 @@ def command(keep: Path | None) -> None:
 
     Needs mlx and mlx-lm: pip install "draftpair[cpu,run]" on Linux, "draftpair[run]" on macOS.
     """
-    from draftpair.errors import Usage
+    from draftpair.api import require_runtime
+    from draftpair.errors import ToolError, Usage
     from draftpair.quickstart import quickstart
 
-    if keep is not None and keep.exists():
+    require_runtime()
+    if keep is not None and keep.expanduser().exists():
         raise Usage(f"{keep} exists", hint="give --keep the name of a folder that does not")
-    with TemporaryDirectory() as scratch:
-        for line in quickstart(keep or Path(scratch)):
-            click.echo(line)
+    try:
+        with TemporaryDirectory() as scratch:
+            show(quickstart(keep.expanduser() if keep else Path(scratch)))
+    except OSError as error:
+        raise ToolError(
+            f"{error.filename}: {error.strerror}", hint="give --keep a folder that can be made"
+        ) from error

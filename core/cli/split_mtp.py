@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import click
 
 from draftpair.cli._common import emit, json_option, progress_bars, revision_option
@@ -11,9 +9,7 @@ from draftpair.cli._common import emit, json_option, progress_bars, revision_opt
 
 @click.command("split-mtp")
 @click.option("-m", "--model", required=True, metavar="MODEL", help="The raw checkpoint that holds the head.")
-@click.option(
-    "-o", "--output", required=True, metavar="DIR", type=click.Path(path_type=Path), help="Folder to write."
-)
+@click.option("-o", "--output", required=True, metavar="DIR", help="Folder to write.")
 @click.option(
     "--block-size", type=int, metavar="N", help="Block width to record, 2 to 16; it counts the bonus token."
 )
@@ -42,7 +38,7 @@ from draftpair.cli._common import emit, json_option, progress_bars, revision_opt
 @json_option
 def command(
     model: str,
-    output: Path,
+    output: str,
     block_size: int | None,
     q_bits: int | None,
     q_group_size: int,

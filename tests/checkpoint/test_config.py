@@ -80,6 +80,12 @@ def test_unusable_configs_are_findings(text, problem):
     _, findings = parse_config(text.encode())
     assert [(finding.rule, finding.level) for finding in findings] == [("CONFIG-PARSE", "error")]
     assert problem in findings[0].message
+    assert findings[0].hint
+
+
+def test_a_byte_order_mark_is_called_by_its_name():
+    (finding,) = parse_config(b"\xef\xbb\xbf{}")[1]
+    assert finding.message.endswith("it starts with a byte order mark; save it as UTF-8 without one")
 
 
 def test_not_utf8_is_a_finding():

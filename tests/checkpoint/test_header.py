@@ -309,3 +309,11 @@ def test_an_unreadable_file_is_a_tool_error(tmp_path):
 
 def test_a_malformed_header_is_a_refusal():
     assert HeaderError("x").exit_code == 1
+
+
+@pytest.mark.parametrize("length", [0, 5, 8, 40])
+def test_a_file_cut_in_its_header_is_to_be_downloaded_again(length):
+    whole = pack({"a": entry()}, bytes(4))
+    with pytest.raises(HeaderError) as caught:
+        parse(whole[:length])
+    assert caught.value.hint == "Download the file again."

@@ -193,6 +193,11 @@ def test_entries_that_leave_the_folder_are_not_followed(folder, shard):
     assert "outside" not in checkpoint.index.weight_map
 
 
+def test_an_empty_file_name_can_be_seen(folder):
+    write_index(folder, {"a": "", "b": FIRST, "c": SECOND, "d": SECOND})
+    assert "places 1 tensor in '', which is no plain file name" in only(folder).message
+
+
 @pytest.mark.parametrize("shard", [7, None, ["x"], {"file": "x"}, True], ids=repr)
 def test_entries_that_are_no_file_name(folder, shard):
     write_index(folder, {"a": shard, "b": FIRST, "c": SECOND, "d": SECOND})

@@ -151,6 +151,38 @@ def test_a_file_that_may_not_be_read_is_a_tool_error(folder, monkeypatch):
     assert caught.value.exit_code == 3
 
 
+@pytest.fixture
+def unprivileged(tmp_path, monkeypatch):
+    """The current folder is `tmp_path`, and whoever runs the test may not read what is closed to others."""
+    tmp_path.chmod(0o755)
+    monkeypatch.chdir(tmp_path)
+    root = os.geteuid() == 0
+    if root:
+        os.seteuid(65534)
+    yield
+    if root:
+        os.seteuid(0)
+
+
+@pytest.fixture
+def closed(tmp_path):
+    """`closed/m` is a folder behind one that may not be entered; `listed` may be listed and not entered."""
+    (tmp_path / "closed" / "m").mkdir(parents=True)
+    (tmp_path / "listed").mkdir()
+    (tmp_path / "listed" / "config.json").write_text("{}")
+    (tmp_path / "closed").chmod(0o000)
+    (tmp_path / "listed").chmod(0o444)
+    yield
+    (tmp_path / "closed").chmod(0o755)
+    (tmp_path / "listed").chmod(0o755)
+
+
+@pytest.mark.parametrize("name", ["closed/m", "closed/m/../m", "listed"])
+def test_what_may_not_be_entered_is_not_said_to_be_absent(closed, unprivileged, name):
+    with pytest.raises(ToolError, match=f"{name} cannot be read: Permission denied"):
+        open_checkpoint(name)
+
+
 @pytest.mark.parametrize(
     ("begin", "end", "expected"),
     [(0, None, range(10)), (3, None, range(3, 10)), (2, 5, range(2, 5)), (4, 4, ()), (10, 10, ())],
@@ -211,9 +243,9 @@ def test_other_files(folder, checkpoint):
     assert not checkpoint.has_file("../x")
     assert checkpoint.read_bytes("bad.json") == b'{"a": }'
     assert checkpoint.read_json("tokenizer.json") == {"a": 2}
-    with pytest.raises(Refused, match=r"bad\.json is not JSON: expecting value at line 1 column 7"):
+    with pytest.raises(Refused, match=rf"{folder}/bad\.json is not JSON: expecting value at line 1 column 7"):
         checkpoint.read_json("bad.json")
-    with pytest.raises(ToolError, match=r"gone\.json cannot be read: No such file"):
+    with pytest.raises(ToolError, match=rf"{folder}/gone\.json cannot be read: No such file"):
         checkpoint.read_json("gone.json")
 
 

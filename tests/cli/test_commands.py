@@ -151,6 +151,56 @@ def test_a_bad_option_is_wrong_usage_and_writes_nothing(
     assert not output.exists()
 
 
+@pytest.mark.parametrize("output", ["", "a\0b"], ids=["empty", "NUL"])
+def test_an_output_that_is_no_path_is_wrong_usage(
+    folders: Folders, capsys: pytest.CaptureFixture[str], output: str
+) -> None:
+    assert run(["split-mtp", "-m", str(folders.raw), "-o", output]) == 2
+    assert "--output is" in capsys.readouterr().err
+
+
+def test_a_quoted_tilde_in_the_output_is_the_home_folder(
+    folders: Folders, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(folders.raw.parent))
+    _, report = report_of(capsys, "split-mtp", "-m", "~/raw", "-o", "~/new", "--dry-run")
+    assert report["output"] == str(folders.raw.parent / "new")
+
+
+def test_json_reports_are_strict_whatever_a_checkpoint_says(
+    folders: Folders, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = (folders.target / "config.json").read_text()
+    odd = '"quantization": {"a": NaN, "b": [1e999, -Infinity]}'
+    (folders.target / "config.json").write_text(config.replace("{", f"{{{odd},", 1))
+    run(["validate", str(folders.target), str(folders.drafter), "--json"])
+
+    def refuse(constant: str) -> None:
+        pytest.fail(f"{constant} is not JSON")
+
+    report = json.loads(capsys.readouterr().out, parse_constant=refuse)
+    assert report["facts"]["target"]["quantization"] == {"a": "NaN", "b": ["Infinity", "-Infinity"]}
+
+
+@pytest.mark.parametrize("layers", [3 * 10**6, 10**12, 10**30])
+def test_a_number_of_layers_that_no_model_has_is_not_counted_through(
+    folders: Folders, capsys: pytest.CaptureFixture[str], layers: int
+) -> None:
+    folders.edit(folders.target, "config.json", lambda config: config.update(num_hidden_layers=layers))
+    _, report = report_of(capsys, "inspect", str(folders.target))
+    assert (report["memory"]["kv_bytes"], report["memory"]["total_bytes"]) == (None, None)
+    (finding,) = [f for f in report["integrity"]["findings"] if f["rule"] == "MEMORY-UNKNOWN"]
+    assert f"/num_hidden_layers is {layers}" in finding["message"]
+
+
+def test_a_depth_that_is_no_number_is_not_reported_as_one(
+    folders: Folders, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folders.edit(folders.target, "config.json", lambda config: config.update(num_nextn_predict_layers=True))
+    _, report = report_of(capsys, "inspect", str(folders.target))
+    assert report["head"]["layers_declared"] is None
+
+
 def test_split_refuses_a_target_without_a_head(folders: Folders, capsys: pytest.CaptureFixture[str]) -> None:
     output = folders.raw.parent / "new"
     assert run(["split-mtp", "-m", str(folders.target), "-o", str(output)]) == 1
@@ -165,9 +215,10 @@ def test_validate_grades_and_strictness(folders: Folders, capsys: pytest.Capture
     code, report = report_of(capsys, "validate", str(folders.target), str(folders.drafter))
     assert (code, report["verdict"]) == (0, "doubtful")
     assert run(["validate", str(folders.target), str(folders.drafter), "--strict"]) == 1
+    assert run(["validate", str(folders.target), str(folders.raw)]) == 3
+    assert "split it first: draftpair split-mtp --model" in capsys.readouterr().out
     folders.edit(folders.target, "config.json", lambda config: config.update(hidden_size=32))
     assert run(["validate", str(folders.target), str(folders.drafter)]) == 1
-    assert run(["validate", str(folders.target), str(folders.raw)]) == 3
     code, report = report_of(capsys, "validate", str(folders.raw))
     assert (code, report["verdict"], report["pair"], report["facts"]) == (0, "sound", None, {})
     assert run(["validate", str(folders.target), str(folders.drafter), "--format", "json"]) == 1
@@ -190,7 +241,7 @@ def test_json_is_alone_on_stdout_and_text_has_the_verdict_first(
         (["inspect", "./absent"], 3),
         (["inspect", "owner/never-downloaded"], 3),
         (["validate", "./absent", "./absent"], 3),
-        (["schema", "nonesuch"], 3),
+        (["schema", "nonesuch"], 2),
         (["--help"], 0),
         (["--version"], 0),
         (["families"], 0),
@@ -228,6 +279,11 @@ def test_schema_and_families_as_json(capsys: pytest.CaptureFixture[str]) -> None
     assert tuple(json.loads(capsys.readouterr().out)["schemas"]) == schema_names()
     run(["schema", "families/glm4_moe_lite_mtp"])
     assert json.loads(capsys.readouterr().out) == load_schema("families/glm4_moe_lite_mtp")
+    run(["schema", "inspect"])
+    assert json.loads(capsys.readouterr().out)["$defs"].keys() == {
+        "urn:draftpair:schema:common:1.0",
+        "urn:draftpair:schema:finding:1.0",
+    }
     run(["families", "--json"])
     assert json.loads(capsys.readouterr().out)["families"][0]["family"] == "glm4_moe_lite_mtp"
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from draftpair.checkpoint import open_checkpoint
 from draftpair.cli import run
 from draftpair.schemas import check, load_schema
 from fixtures.folders import Folders
@@ -96,7 +97,7 @@ def test_a_damaged_target_does_not_run(folders: Folders, capsys: pytest.CaptureF
 @pytest.mark.parametrize(
     ("extra", "code", "text"),
     [
-        (["--draft-kind", "dflash"], 1, "'mtp'"),
+        (["--draft-kind", "dflash"], 2, "known kinds: mtp"),
         (["--draft-block-size", "1"], 2, "2 to 16"),
         (["--temp", "-1"], 2, "--temp"),
         (["--top-p", "1.5"], 2, "--top-p"),
@@ -120,8 +121,73 @@ def test_the_environment_names_kind_and_width(
     monkeypatch.setenv("MLXCEL_DRAFT_BLOCK_SIZE", "3")
     assert generated(capsys, *pair, *PROMPT)["stats"]["block_size_from"] == "MLXCEL_DRAFT_BLOCK_SIZE"
     monkeypatch.setenv("LLAMA_ARG_DRAFT_KIND", "dflash")
-    assert run(["generate", *pair, *PROMPT]) == 1
+    assert run(["generate", *pair, *PROMPT]) == 2
     assert run(["generate", *pair, *PROMPT, "--draft-kind", "mtp"]) == 0
+    assert run(["generate", "-m", str(folders.target), *PROMPT]) == 0
+
+
+def test_draft_options_without_a_drafter_are_wrong_usage(
+    folders: Folders, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for extra in (["--draft-kind", "mtp"], ["--draft-block-size", "3"]):
+        assert run(["generate", "-m", str(folders.target), *PROMPT, *extra]) == 2
+        assert "--draft-model" in capsys.readouterr().err
+
+
+def test_a_drafter_is_not_run_alone(folders: Folders, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["generate", "-m", str(folders.drafter), *PROMPT]) == 1
+    assert "give it with --draft-model" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "message"),
+    [
+        ("generation_config.json", "[1]", "generation_config.json is not a JSON object"),
+        ("generation_config.json", '{"eos_token_id": [[1]]}', "eos_token_id"),
+        ("generation_config.json", '{"eos_token_id": "256"}', "eos_token_id"),
+        ("generation_config.json", '{"eos_token_id": -1}', "eos_token_id"),
+        ("tokenizer.json", "[]", "tokenizer"),
+    ],
+)
+def test_a_bad_file_is_named_and_no_bug(
+    folders: Folders, capsys: pytest.CaptureFixture[str], file: str, text: str, message: str
+) -> None:
+    (folders.target / file).write_text(text)
+    assert run(["generate", "-m", str(folders.target), *PROMPT]) == 1
+    error = capsys.readouterr().err
+    assert message in error
+    assert "bug" not in error
+
+
+@pytest.mark.parametrize(
+    "template", ["{% for", "{{ raise_exception('only system') }}", "{{ 1/0 }}", "{{ messages[7].x }}"]
+)
+def test_a_chat_template_that_fails_is_named(
+    folders: Folders, capsys: pytest.CaptureFixture[str], template: str
+) -> None:
+    (folders.target / "chat_template.jinja").write_text(template)
+    args = ["generate", "-m", str(folders.target), "--prompt", "t1", "--max-tokens", "2"]
+    assert run(args) == 1
+    assert "the chat template fails" in capsys.readouterr().err
+    assert run([*args, "--no-chat-template"]) == 0
+
+
+def test_weights_that_are_not_numbers_are_noticed(
+    folders: Folders, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tensor = open_checkpoint(folders.target).tensors["lm_head.weight"]
+    with (folders.target / tensor.file).open("r+b") as file:
+        file.seek(tensor.begin)
+        file.write(b"\xc0\x7f" * 64)
+    assert run(["generate", "-m", str(folders.target), *PROMPT]) == 1
+    assert "NaN" in capsys.readouterr().err
+
+
+def test_a_prompt_that_is_no_text_is_wrong_usage(
+    folders: Folders, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["generate", "-m", str(folders.target), "--prompt", "\udcff"]) == 2
+    assert "UTF-8" in capsys.readouterr().err
 
 
 def test_token_ids_can_be_printed(

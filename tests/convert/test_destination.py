@@ -119,6 +119,19 @@ def test_a_folder_that_cannot_be_listed_is_refused(
 
 
 @pytest.mark.parametrize("force", [False, True])
+def test_a_folder_this_user_may_not_write_to_is_refused_up_front(
+    raw: Path, tmp_path: Path, tools, monkeypatch: pytest.MonkeyPatch, force: bool
+) -> None:
+    out = make(tmp_path / "out", **({"config__json": "{}"} if force else {"notes": "mine"}))
+    may = os.access
+    monkeypatch.setattr(folders.os, "access", lambda path, mode: Path(path) != out and may(path, mode))
+    before = tools.state(tmp_path)
+    with pytest.raises(Usage, match=rf"{out} may not be changed by this user"):
+        tools.plan(raw, out, force=force)
+    assert tools.state(tmp_path) == before
+
+
+@pytest.mark.parametrize("force", [False, True])
 @pytest.mark.parametrize("way", ["same path", "link to the source", "with dots", "through a linked parent"])
 def test_the_source_is_never_the_output(raw: Path, tmp_path: Path, tools, way: str, force: bool) -> None:
     (tmp_path / "link").symlink_to(raw)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from draftpair import api
 from draftpair.findings import Finding
 from draftpair.quickstart import write_toy
+from draftpair.report import envelope
 from draftpair.report.text import (
     findings_text,
     generate_text,
@@ -112,3 +114,11 @@ def test_bytes(count: int, text: str) -> None:
 )
 def test_counts(count: int, text: str) -> None:
     assert count_text(count) == text
+
+
+def test_an_envelope_holds_no_number_that_json_lacks() -> None:
+    body = {"a": [1.5, math.nan, (math.inf,)], "b": {"c": -math.inf, "d": None, "e": True}}
+    report = envelope("inspect", {"x": math.inf}, body)
+    assert report["inputs"] == {"x": "Infinity"}
+    assert report["a"] == [1.5, "NaN", ["Infinity"]]
+    assert report["b"] == {"c": "-Infinity", "d": None, "e": True}
