@@ -34,7 +34,12 @@ class ValidatedPair:
     allow_doubtful: bool = False
 
     def __post_init__(self) -> None:
-        """Raises Refused for an unsafe or doubtful pair, ToolError when the verdict is unknown."""
+        """Raises Refused for an unsafe or doubtful pair, ToolError for an unknown verdict, or another pair's."""
+        if (self.verdict.inputs["target"], self.verdict.inputs["drafter"]) != (
+            self.target.source,
+            self.drafter.source,
+        ):
+            raise ToolError(f"the verdict is not about {self.drafter.source} with {self.target.source}")
         if self.verdict.name in PASSING or (self.verdict.name == "doubtful" and self.allow_doubtful):
             return
         reasons = "; ".join(f"{f.rule}: {f.message}" for f in self.verdict.findings if f.level != "note")

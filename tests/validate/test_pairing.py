@@ -230,6 +230,8 @@ def test_a_pair_runs_only_with_a_verdict_that_lets_it(folders: Folders) -> None:
     verdict = validate_pair(stranger, drafter)
     with pytest.raises(Refused, match="PAIR-PROVENANCE"):
         ValidatedPair(stranger, drafter, pair.family, 2, "a test", verdict)
+    with pytest.raises(ToolError, match="not about"):
+        ValidatedPair(stranger, drafter, pair.family, 2, "a test", pair.verdict)
     with pytest.raises(ToolError):
         validated_pair(target, target)
 
