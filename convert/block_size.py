@@ -27,8 +27,7 @@ def choose_block_size(family: Family, config: ConfigView, asked: int | None) -> 
         if problem := _problem(asked, spec):
             raise Usage(f"--block-size ({asked}) {problem}")
         return BlockSize(asked, "--block-size")
-    depth = family.number(family.head.depth, config) if config.get(family.head.depth) else 1
-    default = BlockSize(depth + spec.depth_plus, f"{family.head.depth} + {spec.depth_plus}")
+    default = BlockSize(*family.trained_width(config))
     if problem := _problem(default.value, spec):
         raise Refused(
             f"the default block size {default.value} ({default.origin}) {problem}",

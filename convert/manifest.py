@@ -14,9 +14,8 @@ from typing import Any
 from draftpair.checkpoint import Checkpoint
 from draftpair.convert.destination import WEIGHTS
 from draftpair.convert.plan import SplitPlan
+from draftpair.schemas import load_schema
 from draftpair.version import VERSION
-
-MANIFEST_SCHEMA = "urn:draftpair:schema:manifest:1.0"
 
 
 def to_json(document: Mapping[str, Any]) -> bytes:
@@ -46,7 +45,7 @@ def manifest(
     drafter = plan.family.drafter
     name, revision = source_name(plan.checkpoint)
     return {
-        "schema": MANIFEST_SCHEMA,
+        "schema": load_schema("manifest")["$id"],
         "tool": {"name": "draftpair", "version": VERSION},
         "family": plan.family.name,
         "source": {

@@ -7,9 +7,8 @@ from typing import Any
 from draftpair.convert.plan import SplitPlan
 from draftpair.convert.write import SplitResult
 from draftpair.findings import by_severity
+from draftpair.schemas import load_schema
 from draftpair.version import VERSION
-
-SCHEMA = "urn:draftpair:schema:split-mtp:1.0"
 
 
 def split_report(done: SplitPlan | SplitResult) -> dict[str, Any]:
@@ -20,7 +19,7 @@ def split_report(done: SplitPlan | SplitResult) -> dict[str, Any]:
     plan = done.plan if isinstance(done, SplitResult) else done
     request, quantization = plan.request, plan.quantization
     return {
-        "schema": SCHEMA,
+        "schema": load_schema("split-mtp")["$id"],
         "tool": {"name": "draftpair", "version": VERSION},
         "inputs": {
             "model": plan.checkpoint.source,

@@ -115,14 +115,19 @@ def generate(
     ``on_text`` gets the text as it is decided, ``on_ids`` the token ids of "prompt" and, at the end, "generated".
     Raises Refused for a pair that must not run, ToolError when a model does not load or mlx-lm is not installed.
     """
+    from draftpair.validate.single import require_runnable
+
     runtime, options = require_runtime(), options or Options()
-    target = _open_target(model)
+    if not isinstance(prompt, str):
+        raise Usage(f"the prompt is {type(prompt).__name__}, not text")
+    target = open_checkpoint(model)
+    require_runnable(target)
     pair = None
     if draft_model is not None:
         from draftpair.validate import validated_pair
 
         drafter = open_checkpoint(draft_model)
-        _require_own_folder(target, drafter)
+        _refuse_embedded_head(target, drafter)
         pair = validated_pair(target, drafter, draft_block_size, allow_doubtful)
         _require_kind(draft_kind, pair.family.kind)
     elif draft_kind is not None or draft_block_size is not None:
@@ -160,23 +165,6 @@ def require_runtime() -> Any:
     return session
 
 
-def _open_target(model: Source) -> Checkpoint:
-    """The target, refused where `validate` calls it unsafe: it would load and talk nonsense, or not load."""
-    from draftpair.validate.selfcheck import check_target
-    from draftpair.validate.single import role_of
-
-    target = open_checkpoint(model)
-    if role_of(target) == "drafter":
-        raise Refused(
-            f"{target.source} is a drafter, not a model that runs alone",
-            hint="give it with --draft-model, and its target with --model",
-        )
-    errors = [finding for finding in (*target.findings, *check_target(target)) if finding.level == "error"]
-    if errors:
-        raise Refused(f"{target.source} is damaged: {errors[0].message}", errors[0].hint)
-    return target
-
-
 def _require_kind(asked: str | None, kind: str) -> None:
     """The kind of the environment or of the option must be the drafter's: there is one way to run it."""
     from draftpair.families import load_families
@@ -190,11 +178,11 @@ def _require_kind(asked: str | None, kind: str) -> None:
         raise Usage(f"draft kind {asked!r} was asked for, and the drafter is of kind {kind!r}")
 
 
-def _require_own_folder(target: Checkpoint, drafter: Checkpoint) -> None:
+def _refuse_embedded_head(target: Checkpoint, drafter: Checkpoint) -> None:
     """A drafter in the target's own folder would be its embedded head, which has to be split first."""
     from draftpair.families.heads import find_head
 
-    if not drafter.root.samefile(target.root) or drafter.files.keys() != target.files.keys():
+    if not drafter.is_same_as(target):
         return
     if find_head(target) is None:
         raise Refused(

@@ -65,8 +65,8 @@ def fill(network: nn.Module, weights: Weights, checkpoint: Checkpoint) -> None:
 
 
 def _settings(checkpoint: Checkpoint) -> dict[str, Any]:
-    declared = checkpoint.config.get("quantization")
-    if not isinstance(declared, dict) or not {"bits", "group_size"} <= declared.keys():
+    declared = checkpoint.config.quantization
+    if declared is None or not {"bits", "group_size"} <= declared.keys():
         raise Refused(
             f"{checkpoint.source}: tensors are quantized, but config.json has no quantization with bits "
             "and group_size",

@@ -13,7 +13,7 @@ expect() { # expect CODE COMMAND...: the command ends with that exit code
 
 "$bin/python" - <<'PYTHON'
 from pathlib import Path
-from draftpair.quickstart import write_toy
+from draftpair.toy import write_toy
 write_toy(Path("raw"), with_head=True)
 write_toy(Path("target"), with_head=False)
 PYTHON

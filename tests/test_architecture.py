@@ -109,7 +109,7 @@ def test_help_loads_no_heavy_library() -> None:
 
 
 def test_inspect_and_validate_load_no_mlx(tmp_path: Path) -> None:
-    from draftpair.quickstart import write_toy
+    from draftpair.toy import write_toy
 
     write_toy(tmp_path / "raw", with_head=True)
     write_toy(tmp_path / "target", with_head=False)

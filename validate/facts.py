@@ -35,7 +35,7 @@ def pair_facts(
     tokenizers = read_both(target, drafter)
     return {
         "schema": load_schema("pair-facts")["$id"],
-        "target": _side(target, family_of_target(target.config.model_type)),
+        "target": _side(target, family_of_target(target.config.model_type, family)),
         "drafter": {**_side(drafter, family), "kind": family.kind, "borrows": list(family.drafter.borrows)},
         "hidden": _numbers(target, drafter, "hidden_size"),
         "vocabulary": _vocabulary(target, drafter, *tokenizers),
@@ -52,15 +52,12 @@ def pair_facts(
 
 
 def _side(checkpoint: Checkpoint, family: Family | None) -> dict[str, Any]:
-    quantization = checkpoint.config.raw.get("quantization") or checkpoint.config.raw.get(
-        "quantization_config"
-    )
     return {
         "source": checkpoint.source,
         "revision": checkpoint.revision,
         "family": family.name if family else None,
         "model_type": checkpoint.config.model_type,
-        "quantization": quantization if isinstance(quantization, dict) else None,
+        "quantization": checkpoint.config.quantization,
         "dtypes": dict(Counter(tensor.dtype for tensor in checkpoint.tensors.values())),
     }
 
@@ -87,6 +84,7 @@ def _vocabulary(
         "target_rows": _rows(sizes[0]),
         "drafter_rows": _rows(sizes[1]),
         "tokens": sizes[0].tokenizer,
+        "consistent": all(side.consistent for side in sizes),
     }
 
 
@@ -143,13 +141,11 @@ def _special_ids(target: Checkpoint, drafter: Checkpoint) -> dict[str, Any]:
 
 
 def _block_size(drafter: Checkpoint, family: Family, value: int, source: str) -> dict[str, Any]:
-    spec = family.drafter.block_size
-    depth = _whole(drafter.config.get(family.head.depth)) or 1
-    trained = depth + spec.depth_plus
+    trained, _ = family.trained_width(drafter.config)
     return {
         "value": value,
         "from": source,
         "trained": trained,
         "beyond_trained": value > trained,
-        "counts_bonus_token": spec.counts_bonus_token,
+        "counts_bonus_token": family.drafter.block_size.counts_bonus_token,
     }

@@ -7,6 +7,7 @@ from collections import Counter
 from typing import Any
 
 from draftpair.checkpoint import Checkpoint, TensorInfo
+from draftpair.checkpoint.fingerprint import is_incomplete
 from draftpair.errors import Refused
 from draftpair.families import family_of_target
 from draftpair.families.drafters import find_drafter
@@ -41,7 +42,7 @@ def inspect(
     head_bytes = sum(tensor.nbytes for tensor in tensors)
     estimate = estimate_memory(
         checkpoint.config,
-        resident_weights(checkpoint.tensor_bytes, head_bytes, beside),
+        None if is_incomplete(checkpoint) else resident_weights(checkpoint.tensor_bytes, head_bytes, beside),
         cache,
         context,
         batch,
@@ -75,7 +76,7 @@ def _beside(
     target: Checkpoint, head: HeadMatch | None, drafter: Checkpoint, context: int, batch: int, kv_bits: int
 ) -> DrafterMemory:
     """What runs beside the target: a drafter folder, or the target's own head when both are one folder."""
-    own = drafter.root.samefile(target.root) and drafter.files.keys() == target.files.keys()
+    own = drafter.is_same_as(target)
     match = find_drafter(drafter)
     if own and head:
         family, weights, layers = head.family, head.nbytes, head.layers_found

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from draftpair.checkpoint import Checkpoint, TensorInfo
+from draftpair.checkpoint import PLAIN_DTYPES, Checkpoint, TensorInfo
 from draftpair.checkpoint.wording import some
 from draftpair.findings import Finding
 
 SHOWN = 5
-PLAIN = ("BF16", "F16", "F32")
 _SIDES = (".scales", ".biases")
 _FP8_SCALE = ".weight_scale_inv"
 
@@ -28,8 +27,7 @@ class Inventory:
         self.expected = expected
         self.whose = whose
         self.hint = hint
-        quantization = checkpoint.config.raw.get("quantization")
-        self.settings: dict[str, Any] = quantization if isinstance(quantization, dict) else {}
+        self.settings: dict[str, Any] = checkpoint.config.quantization or {}
 
     def missing(self) -> Iterator[Finding]:
         """Tensors that ought to be there and are not: one finding."""
@@ -57,7 +55,7 @@ class Inventory:
         for name, shape in self.expected.items():
             tensor = self.tensors.get(name)
             if tensor is not None and (
-                tensor.shape != shape or tensor.dtype not in PLAIN or self._scales(name)
+                tensor.shape != shape or tensor.dtype not in PLAIN_DTYPES or self._scales(name)
             ):
                 yield from self._check(tensor, shape)
 
@@ -80,7 +78,7 @@ class Inventory:
         scales = self._scales(tensor.name)
         if scales is not None or tensor.dtype == "U32":
             yield from self._check_packed(tensor, scales, shape)
-        elif tensor.dtype not in PLAIN and tensor.name + "_scale_inv" not in self.tensors:
+        elif tensor.dtype not in PLAIN_DTYPES and tensor.name + "_scale_inv" not in self.tensors:
             yield self._finding(
                 "DTYPE",
                 tensor.name,
@@ -113,7 +111,7 @@ class Inventory:
         """Affine has float scales and biases, the other modes have byte scales alone."""
         mode = settings.get("mode", "affine")
         biases = self.tensors.get(tensor.name.removesuffix(".weight") + ".biases")
-        affine = scales.dtype in PLAIN and biases is not None
+        affine = scales.dtype in PLAIN_DTYPES and biases is not None
         if affine != (mode == "affine") or (not affine and (scales.dtype != "U8" or biases is not None)):
             found = f"{scales.dtype} scales {'and' if biases else 'without'} biases"
             yield self._packed(tensor, f"has {found}, which is not {mode}, the mode that config.json names")

@@ -89,7 +89,7 @@ def resident_weights(tensor_bytes: int, head_bytes: int, drafter: DrafterMemory 
 
 def estimate_memory(
     config: ConfigView,
-    weights_bytes: int,
+    weights_bytes: int | None,
     cache: CacheSize,
     context: int,
     batch: int = 1,
@@ -99,8 +99,8 @@ def estimate_memory(
 ) -> MemoryEstimate:
     """The estimate for a target's ``config`` and ``cache`` (see `cache_size`), by the formulas above.
 
-    ``weights_bytes`` comes from `resident_weights`. Raises Usage when a factor in the environment is not a
-    positive number.
+    ``weights_bytes`` comes from `resident_weights`, None when weight files are absent or damaged.
+    Raises Usage when a factor in the environment is not a positive number.
     """
     drafter_bytes = drafter.total_bytes if drafter else 0
     resident = _total(weights_bytes, cache.kv_bytes, cache.state_bytes, drafter_bytes)

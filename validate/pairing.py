@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from draftpair.checkpoint import Checkpoint
-from draftpair.errors import Refused, ToolError, Usage
+from draftpair.errors import Refused, ToolError
 from draftpair.families import family_of_target
 from draftpair.families.drafters import DrafterMatch, find_drafter
 from draftpair.families.heads import find_head
@@ -75,8 +75,6 @@ def validate_pair(target: Checkpoint, drafter: Checkpoint, block_size: int | Non
     try:
         width = block_width(block_size, os.environ, drafter.config, match.family)
         facts = pair_facts(target, drafter, match.family, width)
-    except Usage:
-        raise
     except Refused as error:
         findings.append(Finding("PAIR-FACTS", "error", error.message, hint=error.hint))
         return _verdict(target, drafter, match, findings, None, {})
@@ -108,7 +106,7 @@ def _verdict(
     facts: dict[str, Any],
 ) -> Verdict:
     proven = bool(facts) and facts["provenance"]["relation"] == "same"
-    target_family = family_of_target(target.config.model_type)
+    target_family = family_of_target(target.config.model_type, match.family if match else None)
     pair = {
         "target_family": target_family.name if target_family else None,
         "drafter_family": match.family.name if match else None,

@@ -140,8 +140,8 @@ def _implied_groups(scales: TensorInfo, product: int) -> tuple[int, ...]:
 
 def _declared_groups(config: ConfigView, module: str) -> tuple[int, ...]:
     """Group sizes the config names for a module: its own entry, then the global one."""
-    declared = config.raw.get("quantization") or config.raw.get("quantization_config")
-    if not isinstance(declared, dict):
+    declared = config.quantization
+    if declared is None:
         return ()
     own = declared.get(module)
     entries = [own, declared] if isinstance(own, dict) else [declared]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from draftpair.checkpoint import Checkpoint, nonfinite_count
+from draftpair.checkpoint import PLAIN_DTYPES, Checkpoint, nonfinite_count
 from draftpair.checkpoint.wording import some
 from draftpair.errors import Refused
 from draftpair.families import family_of_target
@@ -17,7 +17,7 @@ from draftpair.families.drafters import DrafterMatch, output_shapes
 from draftpair.families.record import Family
 from draftpair.families.trunk import stray_layers, trunk_shapes
 from draftpair.findings import Finding, has_errors
-from draftpair.validate.inventory import PLAIN, Inventory
+from draftpair.validate.inventory import Inventory
 from draftpair.validate.manifest import check_manifest
 from draftpair.validate.rules import apply_rules
 
@@ -162,7 +162,7 @@ def _vectors(checkpoint: Checkpoint) -> Iterator[Finding]:
     """Norms and biases are small enough to be read: none may hold NaN, and no norm may be zero all over."""
     bad = []
     for tensor in checkpoint.tensors.values():
-        if len(tensor.shape) == 1 and tensor.dtype in PLAIN:
+        if len(tensor.shape) == 1 and tensor.dtype in PLAIN_DTYPES:
             data = checkpoint.read(tensor)
             if nonfinite_count(data, tensor.dtype) or (tensor.name.endswith("norm.weight") and not any(data)):
                 bad.append(tensor.name)

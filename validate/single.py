@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from draftpair.checkpoint import Checkpoint
+from draftpair.errors import Refused
 from draftpair.families.drafters import find_drafter
 from draftpair.families.heads import declared_depth, find_head, unrecorded_head
 from draftpair.findings import Finding
@@ -26,6 +27,18 @@ def validate_one(checkpoint: Checkpoint) -> Verdict:
         "drafter_revision": None,
     }
     return Verdict(grade(findings, "sound"), inputs, findings, None, {})
+
+
+def require_runnable(target: Checkpoint) -> None:
+    """Raises Refused for a drafter, and for what `validate` would call unsafe apart from an embedded head."""
+    if role_of(target) == "drafter":
+        raise Refused(
+            f"{target.source} is a drafter, not a model that runs alone",
+            hint="give it with --draft-model, and its target with --model",
+        )
+    errors = [finding for finding in (*target.findings, *check_target(target)) if finding.level == "error"]
+    if errors:
+        raise Refused(f"{target.source} is damaged: {errors[0].message}", errors[0].hint)
 
 
 def own_findings(checkpoint: Checkpoint) -> list[Finding]:

@@ -69,7 +69,8 @@ def _declared(drafter: ConfigView, family: Family) -> tuple[int, str] | None:
     if drafter.get(rule.key) is not None:
         return drafter.require_int(rule.key), f"{rule.key} of the drafter"
     if drafter.get(depth) is not None:
-        return drafter.require_int(depth) + rule.depth_plus, f"{depth} + {rule.depth_plus} of the drafter"
+        width, why = family.trained_width(drafter)
+        return width, f"{why} of the drafter"
     return None
 
 

@@ -5,6 +5,7 @@ from draftpair.checkpoint.config import ConfigView
 from draftpair.checkpoint.dtypes import (
     FLOAT_DTYPES,
     ITEM_BITS,
+    PLAIN_DTYPES,
     from_float32,
     nbytes,
     nonfinite_count,
@@ -18,6 +19,7 @@ from draftpair.checkpoint.rope import Rope
 __all__ = [
     "FLOAT_DTYPES",
     "ITEM_BITS",
+    "PLAIN_DTYPES",
     "Checkpoint",
     "ConfigView",
     "Header",

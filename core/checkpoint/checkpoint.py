@@ -77,6 +77,10 @@ class Checkpoint:
             raise ToolError(found, "Run again when nothing writes to it.")
         return data
 
+    def is_same_as(self, other: Checkpoint) -> bool:
+        """Whether both are the same files of the same folder, however they were named."""
+        return self.root.samefile(other.root) and self.files.keys() == other.files.keys()
+
     def has_file(self, name: str) -> bool:
         """Whether a plain file of that name lies at the top level of the folder; links are followed."""
         return is_plain_name(name) and os.path.isfile(self.root / name)

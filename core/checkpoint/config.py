@@ -68,6 +68,15 @@ class ConfigView:
         value = self.raw.get("model_type")
         return value if isinstance(value, str) else None
 
+    @property
+    def quantization(self) -> dict[str, Any] | None:
+        """How MLX's packed weights are read: ``quantization`` at the root, else its twin; None without one."""
+        for key in ("quantization", "quantization_config"):
+            value = self.raw.get(key)
+            if isinstance(value, dict):
+                return value
+        return None
+
     @cached_property
     def rope(self) -> Rope:
         """The rotary position settings, resolved once."""

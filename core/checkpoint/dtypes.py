@@ -43,6 +43,9 @@ ITEM_BITS: dict[str, int] = {
 FLOAT_DTYPES: frozenset[str] = frozenset({"BF16", "F16", "F32", "F64"})
 """The dtypes whose values `to_float32`, `from_float32` and `nonfinite_count` understand."""
 
+PLAIN_DTYPES: frozenset[str] = FLOAT_DTYPES - {"F64"}
+"""The dtypes in which models store weights that are not packed."""
+
 # Unsigned integer of the same width, and the exponent bits: all of them set means infinity or NaN.
 _EXPONENT: dict[str, tuple[str, int]] = {
     "BF16": ("<u2", 0x7F80),

@@ -64,6 +64,11 @@ def load_families() -> dict[str, Family]:
     return {name: family(name) for name in family_names()}
 
 
-def family_of_target(model_type: str | None) -> Family | None:
-    """The family whose targets have this ``model_type``, None when there is none."""
-    return next((f for f in load_families().values() if model_type in f.target.model_types), None)
+def family_of_target(model_type: str | None, prefer: Family | None = None) -> Family | None:
+    """A family whose targets have this ``model_type``, None when there is none.
+
+    Several families of drafters may serve one target. ``prefer`` is the one that a drafter or a head at hand
+    belongs to; without it, or when it does not serve the target, the first by name stands for all.
+    """
+    serving = [f for f in load_families().values() if model_type in f.target.model_types]
+    return prefer if prefer in serving else next(iter(serving), None)

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
-from draftpair.checkpoint import Checkpoint, ConfigView, TensorInfo
+from draftpair.checkpoint import PLAIN_DTYPES, Checkpoint, ConfigView, TensorInfo
 from draftpair.checkpoint.wording import some
-from draftpair.families import family_of_target, load_families
+from draftpair.families import load_families
 from draftpair.families.record import Family, TensorRule
 from draftpair.findings import Finding, has_errors
 
@@ -76,9 +76,12 @@ def find_head(checkpoint: Checkpoint) -> HeadMatch | None:
 
 def declared_depth(checkpoint: Checkpoint) -> tuple[Family, int] | None:
     """The family and the number of head layers that config.json promises, None when it promises none."""
-    family = family_of_target(checkpoint.config.model_type)
-    depth = family and checkpoint.config.get(family.head.depth)
-    return (family, depth) if family and type(depth) is int and depth > 0 else None
+    model_type = checkpoint.config.model_type
+    for family in load_families().values():
+        depth = checkpoint.config.get(family.head.depth)
+        if model_type in family.target.model_types and type(depth) is int and depth > 0:
+            return family, depth
+    return None
 
 
 def unrecorded_head(checkpoint: Checkpoint) -> tuple[str, tuple[TensorInfo, ...]] | None:
@@ -98,26 +101,30 @@ def unrecorded_head(checkpoint: Checkpoint) -> tuple[str, tuple[TensorInfo, ...]
     return prefix, tuple(t for t in checkpoint.tensors.values() if t.name.startswith(prefix))
 
 
-def _head_layers(checkpoint: Checkpoint, family: Family) -> tuple[int, ...]:
-    """Numbers of the layers that are heads: past the last decoder layer, or carrying a marker.
+def layers_by_number(checkpoint: Checkpoint, family: Family) -> dict[int, set[str]]:
+    """Number of every layer in the tensors' names, and the names below its prefix.
 
     Layer numbers are compared as numbers: layer 4 is no prefix of layer 47.
     """
     before, after = family.head.layer_prefix.split("{layer}")
     pattern = re.compile(re.escape(before) + r"(\d+)" + re.escape(after) + r"(.+)")
-    depth = checkpoint.config.get(family.head.first_layer)
-    layers: dict[int, bool] = {}
+    layers: dict[int, set[str]] = {}
     for name in checkpoint.tensors:
         if found := pattern.fullmatch(name):
-            number, rest = int(found[1]), found[2]
-            past = isinstance(depth, int) and number >= depth
-            layers[number] = layers.get(number, False) or past or rest in family.head.markers
-    heads = tuple(sorted(number for number, is_head in layers.items() if is_head))
-    names = checkpoint.tensors
-    marked = any(
-        family.head.layer_prefix.format(layer=n) + m in names for n in heads for m in family.head.markers
-    )
-    return heads if marked else ()
+            layers.setdefault(int(found[1]), set()).add(found[2])
+    return layers
+
+
+def _head_layers(checkpoint: Checkpoint, family: Family) -> tuple[int, ...]:
+    """Numbers of the layers that are heads: past the last decoder layer, or carrying a marker.
+
+    One of them must carry a marker: a layer too many alone is no head.
+    """
+    depth = checkpoint.config.get(family.head.first_layer)
+    layers = layers_by_number(checkpoint, family)
+    marked = {number for number, names in layers.items() if not names.isdisjoint(family.head.markers)}
+    past = {number for number in layers if isinstance(depth, int) and number >= depth}
+    return tuple(sorted(marked | past)) if marked else ()
 
 
 def _match(checkpoint: Checkpoint, family: Family, layers: tuple[int, ...]) -> HeadMatch:
@@ -259,12 +266,11 @@ def _depth_findings(family: Family, config: ConfigView, layers: tuple[int, ...])
 
 _PACKED_SUFFIXES = (".scales", ".biases", ".weight_scale_inv", ".weight_scale", ".weight_scale_2", ".scale",
                     ".weight_packed", ".qweight", ".qzeros")  # fmt: skip
-_PLAIN_DTYPES = ("BF16", "F16", "F32")
 
 
 def is_packed(tensor: TensorInfo) -> bool:
     """Whether the tensor's elements are not plain numbers, or scale such elements."""
-    return tensor.name.endswith(_PACKED_SUFFIXES) or tensor.dtype not in _PLAIN_DTYPES
+    return tensor.name.endswith(_PACKED_SUFFIXES) or tensor.dtype not in PLAIN_DTYPES
 
 
 def _packed(prefix: str, tensors: Iterable[TensorInfo]) -> Iterable[Finding]:

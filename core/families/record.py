@@ -103,7 +103,6 @@ class DrafterSpec:
     """The folder that split-mtp writes and the runtime loads; ``block_prefix`` names its decoder layer."""
 
     model_type: str
-    text_model_type: str
     block_prefix: str
     markers: tuple[str, ...]
     borrows: tuple[str, ...]
@@ -156,6 +155,12 @@ class Family:
             )
         return value
 
+    def trained_width(self, config: ConfigView) -> tuple[int, str]:
+        """The block width that follows from the head's depth, one layer where none is declared; and why."""
+        spec, key = self.drafter.block_size, self.head.depth
+        depth = self.count(key, config) if config.get(key) else 1
+        return depth + spec.depth_plus, f"{key} + {spec.depth_plus}"
+
     def resolve(self, shape: Shape, config: ConfigView) -> tuple[int, ...]:
         """A shape of the record as numbers: each entry is a product such as ``"2 * hidden_size"``."""
         return tuple(prod(self._factor(word, config) for word in entry.split("*")) for entry in shape)
@@ -203,7 +208,6 @@ def parse_record(data: Mapping[str, Any]) -> Family:
         ),
         drafter=DrafterSpec(
             model_type=drafter["model_type"],
-            text_model_type=drafter["text_model_type"],
             block_prefix=drafter["block_prefix"],
             markers=tuple(drafter["markers"]),
             borrows=tuple(drafter["borrows"]),

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 
 from draftpair.checkpoint import Checkpoint, ConfigView
-from draftpair.families.heads import chosen, source_names, wanted
+from draftpair.families.heads import chosen, layers_by_number, source_names, wanted
 from draftpair.families.record import Family, TensorRule
 
 _Rows = list[tuple[TensorRule, tuple[str, ...], tuple[int, ...]]]
@@ -31,16 +30,9 @@ def trunk_shapes(family: Family, checkpoint: Checkpoint) -> dict[str, tuple[int,
 
 def stray_layers(family: Family, checkpoint: Checkpoint) -> list[int]:
     """Numbers of layers past the last one that config.json counts, and that carry no marker of a head."""
-    before, after = family.head.layer_prefix.split("{layer}")
-    pattern = re.compile(re.escape(before) + r"(\d+)" + re.escape(after))
-    numbers = {int(found[1]) for name in checkpoint.tensors if (found := pattern.match(name))}
     depth = family.count(family.trunk.layers, checkpoint.config)
-
-    def is_head(number: int) -> bool:
-        prefix = family.head.layer_prefix.format(layer=number)
-        return any(prefix + marker in checkpoint.tensors for marker in family.head.markers)
-
-    return sorted(number for number in numbers if number >= depth and not is_head(number))
+    layers = layers_by_number(checkpoint, family)
+    return sorted(n for n, names in layers.items() if n >= depth and names.isdisjoint(family.head.markers))
 
 
 def _rows(family: Family, config: ConfigView) -> _Rows:

@@ -52,7 +52,7 @@ def inspect_text(report: Mapping[str, Any]) -> Iterator[str]:
 def _head_text(head: Mapping[str, Any]) -> str:
     if not head["present"]:
         if head["declared"]:
-            return f"declared ({head['layers_declared']} layer), but no tensor of it is here: dropped by a conversion"
+            return f"declared ({head['layers_declared']} layer), but no tensor of it is here"
         return "none"
     state = {True: "whole", False: "incomplete or malformed", None: "of a family without a record"}[
         head["complete"]
@@ -131,7 +131,7 @@ def generate_text(report: Mapping[str, Any]) -> Iterator[str]:
     stats, exactness = report["stats"], report["exactness"]
     rate = stats["tokens_per_second"]
     yield f"{len(report['tokens'])} tokens" + (f", {rate:.1f} tokens a second" if rate else "")
-    if stats["draft_kind"]:
+    if report["inputs"]["draft_model"]:
         yield f"exactness: {exactness['verdict']}" + (
             f" ({exactness['detail']})" if exactness["detail"] else ""
         )

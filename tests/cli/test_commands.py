@@ -70,6 +70,21 @@ def test_an_embedded_head_is_counted_once(folders: Folders, capsys: pytest.Captu
     assert 0 < cache == own["memory"]["kv_bytes"] // 3  # three decoder layers, one head layer
 
 
+@pytest.mark.parametrize("damage", ["missing", "page"])
+def test_nothing_is_said_to_fit_when_weights_are_missing(
+    folders: Folders, capsys: pytest.CaptureFixture[str], damage: str
+) -> None:
+    shard = sorted(folders.raw.glob("*.safetensors"))[0]
+    shard.unlink()
+    if damage == "page":
+        shard.write_text("<!DOCTYPE html><html>Sign in</html>")
+    code, report = report_of(capsys, "inspect", str(folders.raw))
+    memory = report["memory"]
+    assert (code, memory["weights_bytes"], memory["total_bytes"], memory["fits"]) == (1, None, None, None)
+    assert run(["inspect", str(folders.raw), "--require-fit", "--memory", "100GB"]) == 1
+    assert "not known" in capsys.readouterr().out
+
+
 def test_a_drafter_is_recognised_as_one(folders: Folders, capsys: pytest.CaptureFixture[str]) -> None:
     code, report = report_of(capsys, "inspect", str(folders.drafter_4bit))
     about = report["checkpoint"]
@@ -102,7 +117,7 @@ def test_a_declared_head_that_is_not_there_is_said(
     )
     assert [f["rule"] for f in report["integrity"]["findings"]] == ["HEAD-ABSENT"]
     run(["inspect", str(folders.target)])
-    assert "dropped by a conversion" in capsys.readouterr().out
+    assert "no tensor of it is here" in capsys.readouterr().out
 
 
 def test_split_writes_what_the_dry_run_promised(folders: Folders, capsys: pytest.CaptureFixture[str]) -> None:

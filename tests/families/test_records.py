@@ -67,6 +67,9 @@ def test_an_unknown_family_is_refused_and_the_known_ones_named() -> None:
     assert "glm4_moe_lite_mtp" in str(error.value.hint)
     assert family_of_target("llama") is None
     assert family_of_target(None) is None
+    known = family("glm4_moe_lite_mtp")
+    assert family_of_target("glm4_moe_lite") == family_of_target("glm4_moe_lite", known) == known
+    assert family_of_target("llama", known) is None
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,6 @@ import pytest
 
 from draftpair import api
 from draftpair.findings import Finding
-from draftpair.quickstart import write_toy
 from draftpair.report import envelope
 from draftpair.report.text import (
     findings_text,
@@ -21,6 +20,7 @@ from draftpair.report.text import (
     validate_text,
 )
 from draftpair.report.units import bytes_text, count_text
+from draftpair.toy import write_toy
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -74,6 +74,7 @@ def test_generate_and_profile() -> None:
         "verify_seconds": 0.75,
     }
     report = {
+        "inputs": {"draft_model": "drafter"},
         "tokens": [1, 2, 3],
         "stats": stats,
         "exactness": {"verdict": "exact", "detail": "all logit bytes equal"},

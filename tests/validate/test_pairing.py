@@ -163,6 +163,14 @@ def test_two_swapped_ids_are_unsafe_and_shown(folders: Folders) -> None:
     assert [d["id"] for d in report["facts"]["tokenizer"]["first_different"]] == [5, 6]
 
 
+def test_a_tokenizer_with_more_ids_than_rows_is_unsafe(folders: Folders) -> None:
+    for folder in (folders.target, folders.drafter):
+        folders.edit(folder, "tokenizer.json", lambda document: document["model"]["vocab"].update(t64=64))
+    verdict, rules = verdict_of(folders)
+    assert verdict == "unsafe"
+    assert rules["PAIR-VOCAB-ROWS"] == "error"
+
+
 def test_a_missing_tokenizer_leaves_the_verdict_unknown(folders: Folders) -> None:
     (folders.drafter / "tokenizer.json").unlink()
     verdict, rules = verdict_of(folders)
