@@ -62,6 +62,49 @@ def test_a_replaced_folder_keeps_what_the_new_one_lacks(old: Path) -> None:
     assert names(old.parent) == ["out"]
 
 
+@pytest.fixture
+def journal(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
+    """What is flushed and what is moved, in order, each by its inode."""
+    events: list[tuple[str, int]] = []
+    fsync, rename = os.fsync, os.rename
+
+    def flush(fd: int) -> None:
+        events.append(("flush", os.fstat(fd).st_ino))
+        fsync(fd)
+
+    def move(source: Path, target: Path) -> None:
+        events.append(("move", os.stat(source).st_ino))
+        rename(source, target)
+
+    def swap(first: Path, second: Path) -> None:
+        events.append(("move", os.stat(first).st_ino))
+        exchange(first, second)
+
+    monkeypatch.setattr(os, "fsync", flush)
+    monkeypatch.setattr(os, "rename", move)
+    monkeypatch.setattr(folders, "exchange", swap)
+    return events
+
+
+@pytest.mark.parametrize("name", ["new", "out"], ids=["a new folder", "a replaced folder"])
+def test_the_folder_is_flushed_whole_then_moved_and_its_parent_flushed_last(
+    old: Path, journal: list[tuple[str, int]], name: str
+) -> None:
+    destination = old.parent / name
+    with staged_folder(destination, replace=True) as staged:
+        (staged / "a").write_text("new a")
+        (staged / "x").write_text("x")
+        folder = staged.stat().st_ino
+    assert destination.stat().st_ino == folder
+    assert ("move", folder) in journal
+    moved = journal.index(("move", folder))
+    # The carried-over file of a replaced folder is one of these.
+    files = {("flush", path.stat().st_ino) for path in destination.iterdir()}
+    assert set(journal[: moved - 1]) == files
+    assert journal[moved - 1] == ("flush", folder)
+    assert journal[-1] == ("flush", destination.parent.stat().st_ino)
+
+
 def test_superseded_files_go_even_when_none_replaces_them(old: Path) -> None:
     with staged_folder(old, replace=True, superseded=lambda name: name == "b") as staged:
         (staged / "x").write_text("x")

@@ -111,6 +111,17 @@ def test_names_that_cannot_be_tensors_are_refused(names: tuple[str, ...]) -> Non
         encode_header([Output(name, "U8", (1,)) for name in names], {})
 
 
+def test_closing_flushes_the_whole_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    flushed: list[tuple[int, bytes]] = []
+
+    def record(fd: int) -> None:
+        flushed.append((os.fstat(fd).st_ino, (tmp_path / "x").read_bytes()))
+
+    monkeypatch.setattr(os, "fsync", record)
+    write_whole(tmp_path / "x", {})
+    assert flushed == [((tmp_path / "x").stat().st_ino, (tmp_path / "x").read_bytes())]
+
+
 def test_the_file_has_its_full_size_from_the_start(tmp_path: Path) -> None:
     file = TensorFile(tmp_path / "x", OUTPUTS, {})
     try:

@@ -57,6 +57,19 @@ def test_a_width_that_only_the_end_of_the_budget_uses_is_probed_too(target: Any)
     assert "width 3: position 5" in probe(target, 5).detail
 
 
+def test_three_different_prompts_are_probed(target: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    prompts, prefill = [], target.prefill
+    monkeypatch.setattr(target, "prefill", lambda tokens: prompts.append(tuple(tokens)) or prefill(tokens))
+    assert probe(target, 2).verdict == "exact"
+    assert list(dict.fromkeys(prompts)) == [tuple(probe_ids(draw, 64, 8, 8)[0]) for draw in range(3)]
+    assert len(set(prompts)) == 3
+
+
+def test_a_difference_that_only_the_last_draw_shows_is_found(target: Any) -> None:
+    perturb(target, place=(1, 7), calls=3 * 4)
+    assert probe(target, 2).detail.startswith("draw 3 of 3, width 2: position 7:")
+
+
 def test_mlx_lms_own_forward_of_several_rows_is_not_exact(target: Any) -> None:
     """It attends in another way than for a single row: the reason for the adapter's own verify."""
     target.verify = lambda tokens: (target.network(mx.array([tokens]), target.caches), mx.zeros(1))

@@ -174,6 +174,54 @@ def test_the_cache_holds_one_entry_for_every_verified_token(
     assert drafter.cache.offset == len(START) + accepted + 1
 
 
+@pytest.mark.parametrize(("accepted", "kept"), [(0, 0), (1, 1), (2, 2), (3, 2)])
+def test_entries_of_accepted_drafts_are_kept_and_only_the_rest_is_forwarded(
+    copying: tuple[CopyPair, Target, Any], accepted: int, kept: int
+) -> None:
+    _, target, drafter = copying
+    target.reset()
+    _, hidden = target.prefill(START)
+    drafter.reset()
+    drafter.prefill(START, hidden, 6)
+    drafts = drafter.draft(3)  # leaves entries of the first two: the third is never fed back
+    _, verified = target.verify([6, *drafts])
+    begin, end = len(START), len(START) + kept
+    before = [np.array(part[:, :, begin:end]) for part in (drafter.cache.keys, drafter.cache.values)]
+    calls, forward = [], drafter._forward
+
+    def spy(tokens: mx.array, states: mx.array) -> mx.array:
+        calls.append((drafter.cache.offset, tokens.tolist(), np.array(states)))
+        return forward(tokens, states)
+
+    drafter._forward = spy
+    drafter.accept(accepted, 9, verified)
+    [(offset, tokens, states)] = calls
+    assert (offset, tokens) == (end, [[*drafts[kept:accepted], 9]])
+    np.testing.assert_array_equal(states, np.array(verified)[:, kept : accepted + 1])
+    after = [np.array(part[:, :, begin:end]) for part in (drafter.cache.keys, drafter.cache.values)]
+    np.testing.assert_equal(after, before)
+
+
+@pytest.mark.parametrize("chunk", [3, 4])
+def test_chunks_of_a_prefill_leave_the_seed_and_cache_of_one_forward(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk: int
+) -> None:
+    target, drafter = load(write_checkpoint(tmp_path / "raw", tokenizer=False))
+    prompt = [1, 2, 3, 5, 8, 13, 21, 34, 55, 26, 18, 44]
+    _, hidden = target.prefill(prompt)
+
+    def prefilled() -> list[Any]:
+        drafter.reset()
+        drafter.prefill(prompt, hidden, 7)
+        cache, end = drafter.cache, drafter.cache.offset
+        return [np.array(part) for part in (drafter.seed, cache.keys[:, :, :end], cache.values[:, :, :end])]
+
+    whole = prefilled()
+    monkeypatch.setattr("draftpair.runtime.drafters.glm4_moe_lite_mtp.PREFILL_CHUNK", chunk)
+    for part, expected in zip(prefilled(), whole, strict=True):
+        np.testing.assert_allclose(part, expected, rtol=0, atol=1e-5)
+
+
 def test_a_long_prompt_is_taken_in_by_chunks(
     copying: tuple[CopyPair, Target, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

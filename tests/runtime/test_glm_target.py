@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from mlx import nn
 from mlx_lm.generate import generate_step
+from mlx_lm.models.switch_layers import SwitchGLU
 
 from draftpair.checkpoint import open_checkpoint
 from draftpair.errors import Refused, ToolError, Usage
@@ -66,6 +67,24 @@ def test_every_row_of_a_verify_block_has_the_bytes_of_single_token_decoding(
         assert block(target, TOKENS[:width]) == expected[:width], f"width {width}"
 
 
+def test_experts_are_called_with_too_few_rows_to_be_sorted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = build(tmp_path, experts=16, top_k=4, layers=2)
+    expected = chain(started(target), TOKENS[:16])
+    started(target)
+    pairs, call = [], SwitchGLU.__call__
+
+    def spy(experts: SwitchGLU, x: mx.array, indices: mx.array) -> mx.array:
+        pairs.append(indices.size)
+        return call(experts, x, indices)
+
+    monkeypatch.setattr(SwitchGLU, "__call__", spy)
+    assert block(target, TOKENS[:16]) == expected
+    assert sum(pairs) == 16 * 4
+    assert max(pairs) < 64  # from here on mlx-lm sorts
+
+
 def test_blocks_that_follow_each_other_stay_equal_to_single_tokens(tmp_path: Path) -> None:
     target = build(tmp_path)
     expected = chain(started(target), TOKENS)
@@ -116,6 +135,16 @@ def test_a_long_prompt_is_prefilled_in_chunks(tmp_path: Path, monkeypatch: pytes
     chunked_logits, chunked_hidden = target.prefill(TOKENS)
     np.testing.assert_allclose(np.array(chunked_logits), np.array(logits), atol=1e-5)
     np.testing.assert_allclose(np.array(chunked_hidden), np.array(hidden), atol=1e-5)
+
+
+@pytest.mark.parametrize("bits", [None, 4], ids=["dense", "4-bit"])
+def test_the_last_prompt_token_takes_the_path_of_decoding(tmp_path: Path, bits: int | None) -> None:
+    target = build(tmp_path, bits)
+    target.reset()
+    logits, _ = target.prefill(PROMPT)
+    target.reset()
+    target.network(mx.array([PROMPT[:-1]]), target.caches)
+    assert [np.array(logits).tobytes()] == chain(target, PROMPT[-1:])
 
 
 def test_the_pre_tap_hands_out_the_input_of_the_final_norm_and_leaves_logits_alone(tmp_path: Path) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from draftpair import api
 from draftpair.checkpoint import open_checkpoint
@@ -30,6 +32,19 @@ def test_a_stray_copy_beside_indexed_shards_is_not_loaded(tmp_path: Path) -> Non
         (target / f"model-{letter}.safetensors").write_bytes(stranger)
         assert tokens(target) == plain
         (target / f"model-{letter}.safetensors").unlink()
+
+
+@pytest.mark.parametrize("stray", ["model-extra.safetensors", "adapter.safetensors"])
+def test_only_files_that_the_index_names_are_needed(tmp_path: Path, stray: str) -> None:
+    target = write_target(tmp_path / "target", shards=2)
+    save_file({"another.weight": np.zeros(2, np.float32)}, target / stray)
+    shards = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
+    checkpoint = open_checkpoint(target)
+    assert sorted(checkpoint.files) == sorted([*shards, stray])
+    assert needed_files(checkpoint) == shards
+    with loadable_folder(checkpoint, {}) as folder:
+        links = [path.resolve().name for path in sorted(folder.glob("*.safetensors"))]
+    assert links == shards
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "model2.safetensors", "weights.safetensors"])
