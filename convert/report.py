@@ -1,4 +1,4 @@
-"""The report of a split, planned or done: the JSON that `split-mtp --json` prints."""
+"""What a split, planned or done, has to report: the body of the JSON that `split-mtp --json` prints."""
 
 from __future__ import annotations
 
@@ -7,34 +7,34 @@ from typing import Any
 from draftpair.convert.plan import SplitPlan
 from draftpair.convert.write import SplitResult
 from draftpair.findings import by_severity
-from draftpair.schemas import load_schema
-from draftpair.version import VERSION
 
 
-def split_report(done: SplitPlan | SplitResult) -> dict[str, Any]:
+def split_inputs(plan: SplitPlan) -> dict[str, Any]:
+    """What was asked for; how to quantize is null when nothing is to be quantized."""
+    request, quantization = plan.request, plan.quantization
+    return {
+        "model": plan.checkpoint.source,
+        "revision": plan.checkpoint.revision,
+        "q_bits": request.q_bits,
+        "q_group_size": quantization.group_size if quantization else None,
+        "q_mode": request.q_mode if quantization else None,
+        "dtype": request.dtype,
+        "block_size": request.block_size,
+    }
+
+
+def split_body(done: SplitPlan | SplitResult) -> dict[str, Any]:
     """The report of a plan (`"written": false`) or of a result (`true`); otherwise they are equal.
 
     `bytes_read` and `bytes_written` count tensor data: the second is the sum of the tensors' bytes.
     """
     plan = done.plan if isinstance(done, SplitResult) else done
-    request, quantization = plan.request, plan.quantization
     return {
-        "schema": load_schema("split-mtp")["$id"],
-        "tool": {"name": "draftpair", "version": VERSION},
-        "inputs": {
-            "model": plan.checkpoint.source,
-            "revision": plan.checkpoint.revision,
-            "q_bits": request.q_bits,
-            "q_group_size": quantization.group_size if quantization else None,
-            "q_mode": request.q_mode if quantization else None,
-            "dtype": request.dtype,
-            "block_size": request.block_size,
-        },
         "family": plan.family.name,
         "drafter_model_type": plan.family.drafter.model_type,
         "block_size": plan.block_size.value,
         "written": isinstance(done, SplitResult),
-        "output": str(request.output),
+        "output": str(plan.request.output),
         "tensors": [
             {
                 "name": output.name,

@@ -13,7 +13,7 @@ from typing import Any
 
 from draftpair.checkpoint import Checkpoint, open_checkpoint
 from draftpair.errors import Refused, ToolError, Usage
-from draftpair.report import envelope, strict
+from draftpair.report import envelope
 from draftpair.runtime.options import Options
 
 Source = str | Path
@@ -66,14 +66,16 @@ def split_mtp(
     ``progress`` is called with a phase, the bytes done and the bytes in all. Raises Usage for options or an output
     that cannot be used, Refused for a source that cannot be split; nothing is then written.
     """
-    from draftpair.convert import Request, carry_out, check_request, plan_split, split_report
+    from draftpair.convert import Request, carry_out, check_request, plan_split, split_body, split_inputs
     from draftpair.families.heads import find_head
 
     request = Request(_output_path(output), block_size, q_bits, q_group_size, q_mode, dtype, force)
     check_request(request)
     checkpoint = open_checkpoint(model, revision)
     plan = plan_split(checkpoint, find_head(checkpoint), request)
-    return dict(strict(split_report(plan if dry_run else carry_out(plan, progress))))
+    return envelope(
+        "split-mtp", split_inputs(plan), split_body(plan if dry_run else carry_out(plan, progress))
+    )
 
 
 def _output_path(output: Source) -> Path:

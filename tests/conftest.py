@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import shutil
 import socket
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -31,6 +33,22 @@ def _only_loopback(self: socket.socket, address: object) -> None:
 @pytest.fixture(autouse=True)
 def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket.socket, "connect", _only_loopback)
+
+
+@pytest.fixture(autouse=True)
+def reports_are_valid(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every report that a test gets from the library or the command line is held against its schema."""
+    from draftpair import api
+    from draftpair.schemas import check, load_schema
+
+    envelope = api.envelope
+
+    def checked(name: str, inputs: Mapping[str, Any], body: Mapping[str, Any]) -> dict[str, Any]:
+        report = envelope(name, inputs, body)
+        assert check(report, load_schema(name)) == []
+        return report
+
+    monkeypatch.setattr(api, "envelope", checked)
 
 
 @pytest.fixture(scope="session")

@@ -120,4 +120,4 @@ def test_inspect_and_validate_load_no_mlx(tmp_path: Path) -> None:
         " run(['validate', target, drafter])]\n"
         "assert codes == [0, 0, 0], codes"
     )
-    assert not loaded & {"mlx", "mlx_lm", "torch", "transformers"}
+    assert not loaded & {"mlx", "mlx_lm", "torch", "transformers", "ml_dtypes"}

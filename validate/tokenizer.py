@@ -20,7 +20,6 @@ from draftpair.validate.tokenizer_files import (
     Tokenizer,
     as_ids,
     optional_object,
-    read_both,
 )
 
 Relation = Literal["identical", "padded", "different", "unknown"]
@@ -58,11 +57,6 @@ class TokenizerComparison:
     special: tuple[str, ...] = ()
     different: tuple[IdDifference, ...] = ()
     different_ids: int = 0
-
-
-def compare_tokenizers(target: Checkpoint, drafter: Checkpoint) -> TokenizerComparison:
-    """Compare the tokenizer files of two checkpoints. Raises Refused, naming the file, for a bad one."""
-    return compare(*read_both(target, drafter))
 
 
 def compare(target: Tokenizer | None, drafter: Tokenizer | None) -> TokenizerComparison:

@@ -85,10 +85,6 @@ class Checkpoint:
         """Whether a plain file of that name lies at the top level of the folder; links are followed."""
         return is_plain_name(name) and os.path.isfile(self.root / name)
 
-    def file_names(self) -> list[str]:
-        """The plain files at the top level of the folder, sorted; links are followed."""
-        return [name for name in list_folder(self.root) if os.path.isfile(self.root / name)]
-
     def read_bytes(self, name: str) -> bytes:
         """The content of a file at the top level; ToolError when it cannot be read."""
         if not is_plain_name(name):

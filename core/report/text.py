@@ -35,7 +35,11 @@ def inspect_text(report: Mapping[str, Any]) -> Iterator[str]:
         "family",
         (about["family"] or "no record of this family") + (f", {about['kind']}" if about["kind"] else ""),
     )
-    yield _row("head", _head_text(report["head"]))
+    untold = report["memory"]["weights_bytes"] is None and not report["head"]["present"]
+    yield _row(
+        "head",
+        "cannot be told: weight files are missing or damaged" if untold else _head_text(report["head"]),
+    )
     sizes = report["sizes"]
     parameters = sizes["parameters"]
     yield _row(

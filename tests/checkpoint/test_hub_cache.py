@@ -52,7 +52,7 @@ def test_a_cached_repository_opens(repository, source):
     assert checkpoint.findings == ()
     assert checkpoint.config.model_type == "tiny"
     assert checkpoint.read(checkpoint.tensors["a"]) == b"\7\7\7\7"
-    assert checkpoint.file_names() == ["config.json", "model.safetensors"]
+    assert list(checkpoint.files) == ["model.safetensors"]
 
 
 def test_the_layout_is_the_one_the_library_reads(repository):

@@ -83,6 +83,10 @@ def test_nothing_is_said_to_fit_when_weights_are_missing(
     assert (code, memory["weights_bytes"], memory["total_bytes"], memory["fits"]) == (1, None, None, None)
     assert run(["inspect", str(folders.raw), "--require-fit", "--memory", "100GB"]) == 1
     assert "not known" in capsys.readouterr().out
+    for path in folders.raw.glob("*.safetensors"):
+        path.write_bytes(path.read_bytes()[:1000])
+    assert run(["inspect", str(folders.raw)]) == 1
+    assert "cannot be told: weight files are missing or damaged" in capsys.readouterr().out
 
 
 def test_a_drafter_is_recognised_as_one(folders: Folders, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,8 +11,9 @@ import pytest
 from safetensors import safe_open
 
 from draftpair.checkpoint import open_checkpoint
-from draftpair.convert import split_report
+from draftpair.convert import split_body, split_inputs
 from draftpair.families.heads import find_head
+from draftpair.report import envelope
 from draftpair.schemas import check, load_schema
 from fixtures.glm4_moe_lite import Geometry, write_checkpoint
 
@@ -200,9 +201,10 @@ def test_splitting_twice_gives_identical_bytes(
 
 def test_report_of_a_dry_run_equals_that_of_the_split(sharded: Path, tmp_path: Path, tools) -> None:
     plan = tools.plan(sharded, tmp_path / "out", block_size=3)
-    dry = split_report(plan)
+    dry = envelope("split-mtp", split_inputs(plan), split_body(plan))
     assert not (tmp_path / "out").exists()
-    done = split_report(tools.split(sharded, tmp_path / "out", block_size=3))
+    result = tools.split(sharded, tmp_path / "out", block_size=3)
+    done = envelope("split-mtp", split_inputs(result.plan), split_body(result))
     assert not check(dry, load_schema("split-mtp"))
     assert not check(done, load_schema("split-mtp"))
     assert (dry.pop("written"), done.pop("written")) == (False, True)

@@ -12,7 +12,7 @@ import pytest
 from draftpair.checkpoint import Checkpoint, open_checkpoint
 from draftpair.errors import Refused
 from draftpair.validate import tokenizer_files
-from draftpair.validate.tokenizer import IdDifference, TokenizerComparison, compare_tokenizers, special_ids
+from draftpair.validate.tokenizer import IdDifference, TokenizerComparison, compare, special_ids
 from draftpair.validate.tokenizer_files import read_both, read_tokenizer
 
 BPE: dict[str, Any] = {
@@ -43,7 +43,7 @@ def side(folder: Path, files: dict[str, Any]) -> Checkpoint:
 
 
 def compared(tmp_path: Path, target: dict[str, Any], drafter: dict[str, Any]) -> TokenizerComparison:
-    return compare_tokenizers(side(tmp_path / "target", target), side(tmp_path / "drafter", drafter))
+    return compare(*read_both(side(tmp_path / "target", target), side(tmp_path / "drafter", drafter)))
 
 
 def changed(document: dict[str, Any], pointer: str, value: Any) -> dict[str, Any]:
