@@ -1,13 +1,15 @@
 """Element types of safetensors: sizes for all of them, numbers for the floating-point ones.
 
 Everything here works on raw little-endian bytes. bfloat16 is handled with integer shifts, so no package
-that teaches numpy about it is needed; fp8, packed and integer data stay bytes. numpy is imported on the
-first conversion only: reading headers must not pay for it.
+that teaches numpy about it is needed. FP8 and FP4 codes are numbers only together with their scales, so
+they are not converted here: `code_values` gives the numbers that codes stand for. Other packed and integer
+data stay bytes. numpy is imported on the first conversion only: reading headers must not pay for it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from math import prod
 from typing import TYPE_CHECKING
 
@@ -54,6 +56,12 @@ _EXPONENT: dict[str, tuple[str, int]] = {
     "F64": ("<u8", 0x7FF0_0000_0000_0000),
 }
 _NUMPY: dict[str, str] = {"F16": "<f2", "F32": "<f4", "F64": "<f8"}
+# Exponent bits, mantissa bits and exponent bias of floats of a byte or less; a sign bit stands before them.
+_SMALL_FLOATS: dict[str, tuple[int, int, int]] = {
+    "F4": (2, 1, 1),
+    "F8_E4M3": (4, 3, 7),
+    "F8_E5M2": (5, 2, 15),
+}
 _QUIET_BIT = 0x0040
 
 
@@ -98,6 +106,35 @@ def from_float32(values: np.ndarray, dtype: str) -> bytes:
         return floats.astype(_NUMPY[dtype]).tobytes()
 
 
+@cache
+def code_values(dtype: str) -> np.ndarray:
+    """What each code of F4 (16 of them), F8_E4M3, F8_E5M2 or F8_E8M0 (256) stands for, in float32.
+
+    OCP's formats: F4 is E2M1 and all numbers; E4M3 has no infinity, and NaN where all bits but the sign are
+    set; E5M2 has both, as IEEE does; E8M0 is 2**(code - 127), and 255 is NaN. The array is read-only.
+    """
+    import numpy as np
+
+    if dtype == "F8_E8M0":
+        values = np.ldexp(1.0, np.arange(256) - 127)
+        values[255] = np.nan
+    else:
+        exponent_bits, mantissa_bits, bias = _SMALL_FLOATS[dtype]
+        codes = np.arange(1 << (exponent_bits + mantissa_bits))
+        exponent, mantissa = codes >> mantissa_bits, codes & ((1 << mantissa_bits) - 1)
+        # An exponent of zero means no leading one, and counts as one.
+        significand = np.where(exponent > 0, mantissa + (1 << mantissa_bits), mantissa)
+        positive = np.ldexp(significand.astype(np.float64), np.maximum(exponent, 1) - bias - mantissa_bits)
+        if dtype == "F8_E4M3":
+            positive[-1] = np.nan
+        if dtype == "F8_E5M2":
+            positive[-4:] = [np.inf, np.nan, np.nan, np.nan]
+        values = np.concatenate([positive, -positive])
+    table: np.ndarray = values.astype(np.float32)
+    table.flags.writeable = False
+    return table
+
+
 def nonfinite_count(data: bytes | memoryview, dtype: str) -> int:
     """How many elements of BF16, F16, F32 or F64 bytes are infinite or NaN; 0 for every other dtype."""
     if dtype not in _EXPONENT:
@@ -106,8 +143,23 @@ def nonfinite_count(data: bytes | memoryview, dtype: str) -> int:
 
     unsigned, mask = _EXPONENT[dtype]
     words = np.frombuffer(data, unsigned)
+    if not _any_nonfinite(words, mask):
+        return 0
     exponent = words.dtype.type(mask)
     return int(np.count_nonzero((words & exponent) == exponent))
+
+
+def _any_nonfinite(words: np.ndarray, exponent: int) -> bool:
+    """Whether any of the unsigned words has all its exponent bits set.
+
+    Infinity and NaN are the largest words of their sign: as unsigned numbers those with the sign, as signed
+    ones those without. Two maxima need no array of their own, and run at several times the speed of masking.
+    """
+    if not words.size:
+        return False
+    signed = words.view(words.dtype.str.replace("u", "i"))
+    sign = 1 << (8 * words.itemsize - 1)
+    return int(words.max()) >= sign | exponent or int(signed.max()) >= exponent
 
 
 def _round_to_bf16(floats: np.ndarray) -> np.ndarray:
