@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from draftpair.checkpoint import ConfigView
 from draftpair.errors import Refused, Usage
 from draftpair.families.record import BlockSizeSpec, Family
 
@@ -17,8 +16,8 @@ class BlockSize:
     origin: str
 
 
-def choose_block_size(family: Family, config: ConfigView, asked: int | None) -> BlockSize:
-    """The width asked for, else the declared depth (1 when none is declared) plus the family's constant.
+def choose_block_size(family: Family, depth: int, asked: int | None) -> BlockSize:
+    """The width asked for, else the head's `depth` in layers plus the family's constant.
 
     Raises Usage for an option outside the family's bounds, Refused for a config outside of them.
     """
@@ -27,7 +26,7 @@ def choose_block_size(family: Family, config: ConfigView, asked: int | None) -> 
         if problem := _problem(asked, spec):
             raise Usage(f"--block-size ({asked}) {problem}")
         return BlockSize(asked, "--block-size")
-    default = BlockSize(*family.trained_width(config))
+    default = BlockSize(depth + spec.depth_plus, f"{depth} head layer(s) + {spec.depth_plus}")
     if problem := _problem(default.value, spec):
         raise Refused(
             f"the default block size {default.value} ({default.origin}) {problem}",

@@ -10,15 +10,17 @@ from draftpair.findings import by_severity
 
 
 def split_inputs(plan: SplitPlan) -> dict[str, Any]:
-    """What was asked for; how to quantize is null when nothing is to be quantized."""
-    request, quantization = plan.request, plan.quantization
+    """What was asked for; how to quantize is null when the whole head is not to be quantized."""
+    request, base = plan.request, plan.scheme.base
     return {
         "model": plan.checkpoint.source,
         "revision": plan.checkpoint.revision,
-        "q_bits": request.q_bits,
-        "q_group_size": quantization.group_size if quantization else None,
-        "q_mode": request.q_mode if quantization else None,
+        "q_bits": base.bits if base else None,
+        "q_group_size": base.group_size if base else None,
+        "q_mode": base.mode if base else None,
+        "q_overrides": list(request.q_overrides),
         "dtype": request.dtype,
+        "norms": request.norms,
         "block_size": request.block_size,
     }
 
@@ -31,6 +33,7 @@ def split_body(done: SplitPlan | SplitResult) -> dict[str, Any]:
     plan = done.plan if isinstance(done, SplitResult) else done
     return {
         "family": plan.family.name,
+        "maturity": plan.family.maturity,
         "drafter_model_type": plan.family.drafter.model_type,
         "block_size": plan.block_size.value,
         "written": isinstance(done, SplitResult),
@@ -41,17 +44,18 @@ def split_body(done: SplitPlan | SplitResult) -> dict[str, Any]:
                 "dtype": output.dtype,
                 "shape": list(output.shape),
                 "bytes": output.nbytes,
-                "sources": [source.name for source in tensor.sources],
+                "sources": [source.name for source in tensor.tensors],
                 "transforms": list(tensor.transforms),
-                "quantized": tensor.quantized,
+                "quantized": bool(tensor.quantization or tensor.packed),
             }
             for output, tensor in plan.outputs
         ],
         "kept_full_precision": [
             {"name": name, "reason": reason} for name, reason in plan.kept_full_precision
         ],
-        "files": plan.files,
+        "files": list(plan.files),
         "bytes_read": plan.bytes_read,
         "bytes_written": plan.total_size,
+        "upload": None,
         "findings": [finding.as_dict() for finding in by_severity(plan.findings)],
     }

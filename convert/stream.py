@@ -13,10 +13,12 @@ from pathlib import Path
 
 from draftpair.checkpoint.dtypes import from_float32, nonfinite_count, to_float32
 from draftpair.checkpoint.header import TensorInfo, read_header
+from draftpair.checkpoint.stored import Stored
 from draftpair.checkpoint.writer import Output, TensorFile
+from draftpair.convert.decode import read_rows
 from draftpair.convert.parallel import Meter, in_parallel
 from draftpair.convert.plan import PlannedTensor, SplitPlan
-from draftpair.convert.quantize import Quantizer
+from draftpair.convert.quantize import Quantization, Quantizer
 from draftpair.convert.transforms import TRANSFORMS
 from draftpair.errors import Refused, ToolError
 from draftpair.version import VERSION
@@ -24,16 +26,18 @@ from draftpair.version import VERSION
 PIECE_BYTES = 1 << 20
 _SHOWN = 5
 
+Quantizers = Mapping[Quantization, Quantizer]
+
 
 @dataclass
 class _Streamed:
     """What came of one planned tensor: a hash for each tensor written, and values that are not finite."""
 
     hashes: dict[str, str] = field(default_factory=dict)
-    nonfinite: Counter[TensorInfo] = field(default_factory=Counter)
+    nonfinite: Counter[str] = field(default_factory=Counter)
 
 
-def write_weights(plan: SplitPlan, path: Path, quantizer: Quantizer | None, meter: Meter) -> dict[str, str]:
+def write_weights(plan: SplitPlan, path: Path, quantizers: Quantizers, meter: Meter) -> dict[str, str]:
     """Writes the weight file; returns the SHA-256, in hexadecimal, of every tensor's data.
 
     Raises Refused when a value of the source is not finite, naming every such tensor and how many.
@@ -44,7 +48,7 @@ def write_weights(plan: SplitPlan, path: Path, quantizer: Quantizer | None, mete
     with TensorFile(path, [output for output, _ in plan.outputs], metadata) as file:
 
         def stream(tensor: PlannedTensor) -> _Streamed:
-            return _stream(plan, tensor, file, quantizer, meter)
+            return _stream(plan, tensor, file, quantizers, meter)
 
         for streamed in in_parallel(largest_first, stream, meter):
             total.hashes.update(streamed.hashes)
@@ -55,25 +59,28 @@ def write_weights(plan: SplitPlan, path: Path, quantizer: Quantizer | None, mete
 
 
 def _stream(
-    plan: SplitPlan, tensor: PlannedTensor, file: TensorFile, quantizer: Quantizer | None, meter: Meter
+    plan: SplitPlan, tensor: PlannedTensor, file: TensorFile, quantizers: Quantizers, meter: Meter
 ) -> _Streamed:
     streamed = _Streamed()
-    sinks = [_Sink(file, output) for output in tensor.outputs(plan.quantization)]
-    transform = TRANSFORMS[tensor.transform]
-    for source, data in transform(plan.checkpoint.read, tensor.sources, tensor.place, PIECE_BYTES):
-        read = len(data)
+    sinks = [_Sink(file, output) for output in tensor.outputs]
+
+    def read(stored: Stored, begin: int, end: int) -> bytes:
+        return read_rows(plan.checkpoint.read, stored, begin, end)
+
+    for source, data in TRANSFORMS[tensor.transform](read, tensor.sources, tensor.place, PIECE_BYTES):
         bad = nonfinite_count(data, source.dtype)
-        if source.dtype != tensor.dtype:
-            data = from_float32(to_float32(data, source.dtype), tensor.dtype)
+        if source.dtype != tensor.dtype or tensor.added:
+            values = to_float32(data, source.dtype)
+            data = from_float32(values + tensor.added if tensor.added else values, tensor.dtype)
             bad = nonfinite_count(data, tensor.dtype)
         if bad:
-            streamed.nonfinite[source] += bad
+            streamed.nonfinite[f"{source.name} in {source.tensors[0].file}"] += bad
         parts: Sequence[bytes] = [data]
-        if quantizer and tensor.quantized:
-            parts = quantizer.rows(data, tensor.dtype, tensor.shape[-1])
+        if tensor.quantization:
+            parts = quantizers[tensor.quantization].rows(data, tensor.dtype, tensor.shape[-1])
         for sink, part in zip(sinks, parts, strict=True):
             sink.append(part)
-        meter.advance(read)
+        meter.advance(len(data))
     streamed.hashes = {sink.output.name: sink.digest.hexdigest() for sink in sinks}
     return streamed
 
@@ -93,9 +100,9 @@ class _Sink:
         self._offset += len(data)
 
 
-def _not_finite(counts: Mapping[TensorInfo, int]) -> Refused:
-    found = sorted(counts.items(), key=lambda item: item[0].name)
-    listed = ", ".join(f"{tensor.name} in {tensor.file} ({count})" for tensor, count in found[:_SHOWN])
+def _not_finite(counts: Mapping[str, int]) -> Refused:
+    found = sorted(counts.items())
+    listed = ", ".join(f"{name} ({count})" for name, count in found[:_SHOWN])
     more = f" and {len(found) - _SHOWN} more tensors" if len(found) > _SHOWN else ""
     return Refused(
         f"values that are NaN or infinite, or too large for the wanted dtype: {listed}{more}",
@@ -103,13 +110,13 @@ def _not_finite(counts: Mapping[TensorInfo, int]) -> Refused:
     )
 
 
-def read_back(plan: SplitPlan, path: Path, hashes: Mapping[str, str], meter: Meter) -> None:
-    """Compares the written file with the plan, and each tensor's data with the hash of what was written.
+def read_back(outputs: Sequence[Output], path: Path, hashes: Mapping[str, str], meter: Meter) -> None:
+    """Compares the written file with what was planned, and each tensor's data with the hash of what was written.
 
     Raises ToolError when they differ.
     """
     found = read_header(path).tensors
-    wanted = {output.name: (output.dtype, output.shape) for output, _ in plan.outputs}
+    wanted = {output.name: (output.dtype, output.shape) for output in outputs}
     if {name: (info.dtype, info.shape) for name, info in found.items()} != wanted:
         raise _damaged(path, "its header is not the one that was planned")
     largest_first = sorted(found.values(), key=lambda info: -info.nbytes)

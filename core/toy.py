@@ -96,7 +96,7 @@ def _layer(
 
     record, config = family(FAMILY), ConfigView(CONFIG)
     for rule in record.rules:
-        outer = ".mtp_block." not in "".join(rule.outputs)
+        outer = not any(".mtp_block." in output.name for output in rule.outputs)
         if rule.choice not in _CHOICES or rule.shape is None or not wanted(rule, record, config):
             continue
         if outer and special is None:

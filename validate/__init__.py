@@ -1,7 +1,7 @@
 """Checks from the files alone, without MLX: integrity, heads, drafters, pairs, and sizes."""
 
-from draftpair.validate.pairing import ValidatedPair, validate_pair, validated_pair
+from draftpair.validate.pairing import ValidatedPair, require_pair, validate_pair, validated_pair
 from draftpair.validate.single import validate_one
 from draftpair.validate.verdict import Verdict
 
-__all__ = ["ValidatedPair", "Verdict", "validate_one", "validate_pair", "validated_pair"]
+__all__ = ["ValidatedPair", "Verdict", "require_pair", "validate_one", "validate_pair", "validated_pair"]

@@ -6,8 +6,9 @@ The document is public (``draftpair schema pair-facts``): another tool may produ
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from draftpair.checkpoint import Checkpoint
@@ -35,14 +36,18 @@ def pair_facts(
     tokenizers = read_both(target, drafter)
     return {
         "schema": load_schema("pair-facts")["$id"],
-        "target": _side(target, family_of_target(target.config.model_type, family)),
-        "drafter": {**_side(drafter, family), "kind": family.kind, "borrows": list(family.drafter.borrows)},
+        "target": _side(target, family_of_target(target.config, family)),
+        "drafter": {
+            **_side(drafter, family),
+            "kind": family.kind,
+            "borrows": list(family.borrows(drafter.tensors)),
+        },
         "hidden": _numbers(target, drafter, "hidden_size"),
         "vocabulary": _vocabulary(target, drafter, *tokenizers),
         "tokenizer": _tokenizer(compare(*tokenizers)),
         "geometry": _differences(target, drafter, _size_keys(family)),
         "settings": _differences(target, drafter, _SETTINGS),
-        "layers": _numbers(target, drafter, family.head.first_layer),
+        "layers": _numbers(target, drafter, "num_hidden_layers"),
         "rope": _rope(target, drafter),
         "tap": {"hidden_state": family.drafter.tap, "fusion": family.drafter.fusion},
         "special_ids": _special_ids(target, drafter),
@@ -119,16 +124,29 @@ def _differences(target: Checkpoint, drafter: Checkpoint, keys: Sequence[str]) -
 
 def _size_keys(family: Family) -> list[str]:
     """The config keys that size the drafter's tensors: a pair that differs in one was cut from another model."""
-    words = {word.strip() for rule in family.rules for entry in rule.shape or () for word in entry.split("*")}
-    keys = {key for word in words for key in family.dims.get(word, (word,))}
+    shapes = [source.shape or () for rule in family.rules for source in rule.sources]
+    keys = {key for shape in shapes for entry in shape for key in _keys(family, entry)}
     return sorted(key for key in keys if not key.isdecimal() and key not in _NOT_GEOMETRY)
 
 
+def _keys(family: Family, product: str) -> Iterator[str]:
+    """The config keys and numbers of a product, those of its named sums included."""
+    for word in re.split(r" [*/] ", product):
+        if word in family.dims:
+            yield from (key for entry in family.dims[word] for key in _keys(family, entry))
+        else:
+            yield word
+
+
 def _rope(target: Checkpoint, drafter: Checkpoint) -> dict[str, Any]:
-    mine, theirs = (
-        {"theta": c.config.rope.theta, "scaling": c.config.rope.scaling} for c in (target, drafter)
-    )
+    mine, theirs = ({"theta": c.config.rope.theta, "scaling": _scaling(c)} for c in (target, drafter))
     return {"target": mine, "drafter": theirs, "relation": "equal" if mine == theirs else "different"}
+
+
+def _scaling(checkpoint: Checkpoint) -> dict[str, Any] | None:
+    """The scaling of the rotary embedding without its sections: a text token has one position in all of them."""
+    scaling = {k: v for k, v in (checkpoint.config.rope.scaling or {}).items() if not k.startswith("mrope_")}
+    return None if scaling == {"rope_type": "default"} else scaling or None
 
 
 def _special_ids(target: Checkpoint, drafter: Checkpoint) -> dict[str, Any]:

@@ -80,8 +80,9 @@ def geometry(config: ConfigView) -> Geometry:
     """
     hidden = number(config, *HIDDEN)
     heads = number(config, *HEADS)
-    head_dim = number(config, *HEAD_DIM)
-    if head_dim is None and hidden and heads:
+    # GLM-5.3-Flash states 0: its attention has other sizes, for keys and values apart.
+    head_dim = number(config, *HEAD_DIM, minimum=0)
+    if not head_dim and hidden and heads:
         head_dim = hidden // heads
     return Geometry(
         layers=number(config, *LAYERS, maximum=MOST),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from dataclasses import dataclass
 from typing import Any
 
 from draftpair.checkpoint import Checkpoint, TensorInfo
@@ -11,7 +12,7 @@ from draftpair.checkpoint.fingerprint import is_incomplete
 from draftpair.errors import Refused
 from draftpair.families import family_of_target
 from draftpair.families.drafters import find_drafter
-from draftpair.families.heads import HeadMatch, declared_depth, find_head, unrecorded_head
+from draftpair.families.heads import HeadMatch, declared_depth, find_head, recognised_head
 from draftpair.findings import Finding, by_severity
 from draftpair.validate.kvcache import CacheSize, cache_size
 from draftpair.validate.memory import DrafterMemory, available_memory, estimate_memory, resident_weights
@@ -34,12 +35,12 @@ def inspect(
 
     Raises Usage for a memory limit that cannot be read, Refused for a drafter that is none.
     """
-    head, prefix, tensors = _find(checkpoint)
+    head = _find(checkpoint)
     # A drafter's text_config describes its target; its own cache is one layer's.
     depth = 1 if find_drafter(checkpoint) else None
     cache = cache_size(checkpoint.config, context, batch, kv_bits, depth)
-    beside = _beside(checkpoint, head, drafter, context, batch, kv_bits) if drafter else None
-    head_bytes = sum(tensor.nbytes for tensor in tensors)
+    beside = _beside(checkpoint, head.match, drafter, context, batch, kv_bits) if drafter else None
+    head_bytes = sum(tensor.nbytes for tensor in head.tensors)
     estimate = estimate_memory(
         checkpoint.config,
         None if is_incomplete(checkpoint) else resident_weights(checkpoint.tensor_bytes, head_bytes, beside),
@@ -52,13 +53,13 @@ def inspect(
     findings = by_severity([*checkpoint.findings, *own_findings(checkpoint), *_unknown_memory(cache)])
     return {
         "checkpoint": _about(checkpoint),
-        "head": _head_facts(checkpoint, head, prefix, tensors),
+        "head": _head_facts(checkpoint, head),
         "integrity": {"findings": [finding.as_dict() for finding in findings]},
         "sizes": {
             "tensor_bytes": checkpoint.tensor_bytes,
             "index_total_size": checkpoint.index.total_size if checkpoint.index else None,
             "parameters": count_parameters(checkpoint.tensors, checkpoint.config).total,
-            "groups": bytes_by_group(checkpoint.tensors.values(), {tensor.name for tensor in tensors}),
+            "groups": bytes_by_group(checkpoint.tensors.values(), {tensor.name for tensor in head.tensors}),
         },
         "memory": estimate.as_dict(),
     }
@@ -93,7 +94,7 @@ def _beside(
 
 
 def _about(checkpoint: Checkpoint) -> dict[str, Any]:
-    drafter, target = find_drafter(checkpoint), family_of_target(checkpoint.config.model_type)
+    drafter, target = find_drafter(checkpoint), family_of_target(checkpoint.config)
     family = drafter.family if drafter else target
     return {
         "source": checkpoint.source,
@@ -105,33 +106,46 @@ def _about(checkpoint: Checkpoint) -> dict[str, Any]:
     }
 
 
-def _find(checkpoint: Checkpoint) -> tuple[HeadMatch | None, str | None, tuple[TensorInfo, ...]]:
-    """The head by a record, else what looks like one: match, prefix and tensors. A drafter folder has none."""
+@dataclass(frozen=True)
+class _Head:
+    """What is known of the checkpoint's own head, whole or not, split or only recognised."""
+
+    match: HeadMatch | None = None
+    family: str | None = None
+    prefix: str | None = None
+    layers: int | None = 0
+    tensors: tuple[TensorInfo, ...] = ()
+
+
+def _find(checkpoint: Checkpoint) -> _Head:
+    """The head by a record, else what looks like one. A drafter folder has none."""
     if find_drafter(checkpoint):
-        return None, None, ()
-    if head := find_head(checkpoint):
-        return head, head.prefix, head.tensors
-    return (None, *(unrecorded_head(checkpoint) or (None, ())))
+        return _Head()
+    if match := find_head(checkpoint):
+        return _Head(match, match.family.name, match.prefix, match.layers_found, match.tensors)
+    if seen := recognised_head(checkpoint):
+        return _Head(
+            None, seen.record.name if seen.record else None, seen.prefix, seen.layers_found, seen.tensors
+        )
+    return _Head()
 
 
-def _head_facts(
-    checkpoint: Checkpoint, head: HeadMatch | None, prefix: str | None, tensors: tuple[TensorInfo, ...]
-) -> dict[str, Any]:
+def _head_facts(checkpoint: Checkpoint, head: _Head) -> dict[str, Any]:
     declared = None if find_drafter(checkpoint) else declared_depth(checkpoint)
-    unrecorded = bool(tensors) and head is None
+    only_seen = bool(head.tensors) and head.match is None
     return {
-        "family": head.family.name if head else declared[0].name if declared else None,
-        "present": bool(tensors),
+        "family": head.family or (declared[0].name if declared else None),
+        "present": bool(head.tensors),
         "declared": declared is not None,
-        "complete": head.complete if head else None if unrecorded else False,
-        "prefix": prefix,
-        "layers_declared": declared[1] if declared and type(declared[1]) is int else None,
-        "layers_found": head.layers_found if head else None if unrecorded else 0,
-        "tensors": len(tensors),
-        "bytes": sum(tensor.nbytes for tensor in tensors),
-        "dtypes": dict(Counter(tensor.dtype for tensor in tensors)),
-        "files": _files(checkpoint, tensors),
-        "missing": list(head.missing) if head else [],
+        "complete": head.match.complete if head.match else None if only_seen else False,
+        "prefix": head.prefix,
+        "layers_declared": declared[2] if declared else None,
+        "layers_found": head.layers,
+        "tensors": len(head.tensors),
+        "bytes": sum(tensor.nbytes for tensor in head.tensors),
+        "dtypes": dict(Counter(tensor.dtype for tensor in head.tensors)),
+        "files": _files(checkpoint, head.tensors),
+        "missing": list(head.match.missing) if head.match else [],
     }
 
 

@@ -82,6 +82,17 @@ def validate_pair(target: Checkpoint, drafter: Checkpoint, block_size: int | Non
     return _verdict(target, drafter, match, findings, width, facts)
 
 
+def require_pair(target: Checkpoint, drafter: Checkpoint) -> tuple[Family, Verdict]:
+    """The drafter's family, and the verdict on the pair. Raises Refused when it is unsafe, ToolError when unknown."""
+    verdict, match = validate_pair(target, drafter), find_drafter(drafter)
+    if match is None or verdict.name in ("unsafe", "unknown"):
+        first = next((f for f in verdict.findings if f.level == "error"), verdict.findings[-1])
+        raise (Refused if verdict.name == "unsafe" else ToolError)(
+            f"{drafter.source} does not belong to {target.source} ({verdict.name}): {first.message}", _SEE
+        )
+    return match.family, verdict
+
+
 def validated_pair(
     target: Checkpoint, drafter: Checkpoint, block_size: int | None = None, allow_doubtful: bool = False
 ) -> ValidatedPair:
@@ -106,7 +117,7 @@ def _verdict(
     facts: dict[str, Any],
 ) -> Verdict:
     proven = bool(facts) and facts["provenance"]["relation"] == "same"
-    target_family = family_of_target(target.config.model_type, match.family if match else None)
+    target_family = family_of_target(target.config, match.family if match else None)
     pair = {
         "target_family": target_family.name if target_family else None,
         "drafter_family": match.family.name if match else None,

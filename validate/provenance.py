@@ -26,7 +26,7 @@ def provenance(target: Checkpoint, drafter: Checkpoint) -> dict[str, Any]:
     if manifest is None:
         return {"relation": "none", "detail": None, "source": None, "revision": None}
     source = manifest["source"]
-    relation, detail = _relation(source["fingerprint"], fingerprint(target, source["prefix"]))
+    relation, detail = _relation(source["fingerprint"], fingerprint(target, source["prefixes"]))
     return {"relation": relation, "detail": detail, "source": source["name"], "revision": source["revision"]}
 
 

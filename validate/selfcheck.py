@@ -14,11 +14,12 @@ from draftpair.checkpoint.wording import some
 from draftpair.errors import Refused
 from draftpair.families import family_of_target
 from draftpair.families.drafters import DrafterMatch, output_shapes
-from draftpair.families.record import Family
+from draftpair.families.record import Family, TrunkSpec
 from draftpair.families.trunk import stray_layers, trunk_shapes
 from draftpair.findings import Finding, has_errors
 from draftpair.validate.inventory import Inventory
 from draftpair.validate.manifest import check_manifest
+from draftpair.validate.norms import check_norms
 from draftpair.validate.rules import apply_rules
 
 _REWRITE = "write the drafter again with split-mtp"
@@ -45,27 +46,28 @@ def check_target(checkpoint: Checkpoint) -> list[Finding]:
 
     Its head, if it has one, is not looked at here.
     """
-    family = family_of_target(checkpoint.config.model_type)
-    if family is None:
+    family = family_of_target(checkpoint.config)
+    if family is None or family.trunk is None:
         return []
+    trunk = family.trunk
     # The rules are written for a drafter, whose text_config is its target's config.
     text = {"text_config": dict(checkpoint.config.text)}
     findings = [*apply_rules(text, family.name, "config", "config.json"), *_experts(checkpoint)]
-    return findings or _from_config(lambda: _check_trunk(checkpoint, family))
+    return findings or _from_config(lambda: _check_trunk(checkpoint, family, trunk))
 
 
-def _check_trunk(checkpoint: Checkpoint, family: Family) -> Iterator[Finding]:
-    if strays := stray_layers(family, checkpoint):
+def _check_trunk(checkpoint: Checkpoint, family: Family, trunk: TrunkSpec) -> Iterator[Finding]:
+    if strays := stray_layers(family, trunk, checkpoint):
         yield Finding(
             "TARGET-LAYERS",
             "error",
-            f"layers {strays} are past the {checkpoint.config.get(family.trunk.layers)} that config.json counts, "
+            f"layers {strays} are past the {checkpoint.config.get(trunk.layers)} that config.json counts, "
             f"and are no head",
-            where=checkpoint.config.where(family.trunk.layers),
+            where=checkpoint.config.where(trunk.layers),
             found=strays,
             hint="config.json and the tensors do not belong together: a loader would drop these layers",
         )
-    inventory = Inventory(checkpoint, trunk_shapes(family, checkpoint), "TARGET", _DOWNLOAD)
+    inventory = Inventory(checkpoint, trunk_shapes(family, trunk, checkpoint), "TARGET", _DOWNLOAD)
     yield from inventory.missing()
     yield from inventory.misshapen()
     if "quantization" in checkpoint.config.raw and not any(
@@ -87,6 +89,7 @@ def _check_drafter_tensors(checkpoint: Checkpoint, family: Family) -> Iterator[F
     yield from inventory.misshapen()
     yield from _forced_dtypes(checkpoint, family)
     yield from _vectors(checkpoint)
+    yield from check_norms(checkpoint, family)
 
 
 def _from_config(check: Callable[[], Iterator[Finding]]) -> list[Finding]:
@@ -144,8 +147,8 @@ def _whole(*values: Any) -> bool:
 
 def _forced_dtypes(checkpoint: Checkpoint, family: Family) -> Iterator[Finding]:
     for rule in family.rules:
-        for name in rule.outputs if rule.dtype else ():
-            tensor = checkpoint.tensors.get(name)
+        for name, _ in rule.outputs if rule.dtype else ():
+            tensor = checkpoint.tensors.get(name.format(layer=0))
             if tensor is not None and tensor.dtype != rule.dtype:
                 yield Finding(
                     "DRAFTER-TENSOR-ROUNDED",

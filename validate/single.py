@@ -5,7 +5,7 @@ from __future__ import annotations
 from draftpair.checkpoint import Checkpoint
 from draftpair.errors import Refused
 from draftpair.families.drafters import find_drafter
-from draftpair.families.heads import declared_depth, find_head, unrecorded_head
+from draftpair.families.heads import declared_depth, find_head, recognised_head
 from draftpair.findings import Finding
 from draftpair.validate.selfcheck import check_drafter, check_target
 from draftpair.validate.verdict import Verdict, grade
@@ -15,6 +15,9 @@ _UNREADABLE = frozenset(
     {"CONFIG-PARSE", "CONFIG-MISSING", "FILE-HEADER", "FILE-DANGLING-LINK", "INDEX-SHARD-MISSING"}
 )
 _TRUNK_LAYER = (".layers.0.", ".blocks.0.", ".h.0.")
+_EMBEDDING = (
+    "embed_tokens.", "word_embeddings.", "backbone.embeddings.", "llm.embed.", "wte.", "embed_in.", "tok_embeddings.",
+)  # fmt: skip
 
 
 def validate_one(checkpoint: Checkpoint) -> Verdict:
@@ -64,29 +67,38 @@ def own_findings(checkpoint: Checkpoint) -> list[Finding]:
 
 
 def _absent_head(checkpoint: Checkpoint) -> list[Finding]:
-    if stray := unrecorded_head(checkpoint):
-        prefix, tensors = stray
+    if seen := recognised_head(checkpoint):
+        if record := seen.record:
+            message = (
+                f"{len(seen.tensors)} tensors under {seen.prefix} are a head of {record.title} ({record.name}); it is "
+                f"not split: {record.unsupported}"
+            )
+        else:
+            message = (
+                f"{len(seen.tensors)} tensors under {seen.prefix} look like a head; no record of its family says what "
+                f"is whole"
+            )
         return [
             Finding(
-                "HEAD-FAMILY-UNRECORDED",
+                "HEAD-RECOGNISED" if seen.record else "HEAD-FAMILY-UNRECORDED",
                 "note",
-                f"{len(tensors)} tensors under {prefix} look like a head; no record of its family says what is whole",
-                where=prefix,
-                found=len(tensors),
+                message,
+                where=seen.prefix,
+                found=len(seen.tensors),
                 hint="`draftpair families` lists the families that can be checked and split",
             )
         ]
     if declared := declared_depth(checkpoint):
-        family, depth = declared
+        record, key, depth = declared
         return [
             Finding(
                 "HEAD-ABSENT",
                 "note",
-                f"config.json declares {depth} head layer(s) under {family.head.depth}; no tensor of one is here",
-                where=checkpoint.config.where(family.head.depth),
+                f"config.json declares {depth} head layer(s) under {key}; no tensor of one is here",
+                where=checkpoint.config.where(key),
                 expected=depth,
                 found=0,
-                hint=f"conversions drop the head; it can be split from {family.target.source}",
+                hint=f"conversions drop the head; it can be had from {record.target.source}",
             )
         ]
     return []
@@ -98,7 +110,5 @@ def role_of(checkpoint: Checkpoint) -> str:
         return "drafter"
     names = checkpoint.tensors
     layers = any(part in name or name.startswith(part[1:]) for name in names for part in _TRUNK_LAYER)
-    embedding = any(
-        part in name for name in names for part in ("embed_tokens.", "wte.", "embed_in.", "tok_embeddings.")
-    )
+    embedding = any(part in name for name in names for part in _EMBEDDING)
     return "target" if layers and embedding else "unknown"

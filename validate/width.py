@@ -65,10 +65,10 @@ def _requested(explicit: int | None, environ: Mapping[str, str]) -> tuple[int, s
 
 def _declared(drafter: ConfigView, family: Family) -> tuple[int, str] | None:
     """The width the drafter names, else what follows from the depth of its head."""
-    rule, depth = family.drafter.block_size, family.head.depth
+    rule, depth = family.drafter.block_size, family.drafter_depth(drafter)
     if drafter.get(rule.key) is not None:
         return drafter.require_int(rule.key), f"{rule.key} of the drafter"
-    if drafter.get(depth) is not None:
+    if depth and drafter.get(depth) is not None:
         width, why = family.trained_width(drafter)
         return width, f"{why} of the drafter"
     return None

@@ -15,36 +15,45 @@ from draftpair.checkpoint.wording import printable
 from draftpair.errors import Refused
 from draftpair.findings import Finding
 
-_TEXT = "text_config"
+_TEXTS = ("text_config", "llm_config")
 _HINT = f"Correct it, or take {CONFIG_NAME} from the original repository again."
 
 
 class ConfigView:
-    """A config over its root and its `text_config`.
+    """A config over its root and its `text_config`, which some releases call `llm_config`.
 
     `raw` is the whole object, {} when there is none; `text` is `text_config` if that is an object, else
-    the root.
+    the root; `text_key` is what it is called, None for the root.
     """
 
     def __init__(self, raw: dict[str, Any]) -> None:
         self.raw = raw
-        text = raw.get(_TEXT)
-        self.text: Mapping[str, Any] = text if isinstance(text, dict) else raw
+        self.text_key = next((key for key in _TEXTS if isinstance(raw.get(key), dict)), None)
+        self.text: Mapping[str, Any] = raw[self.text_key] if self.text_key else raw
 
     def get(self, key: str, default: Any = None) -> Any:
-        """The value in `text_config`, else at the root, else `default`; null counts as absent."""
+        """The value in `text_config`, else at the root, else `default`; null counts as absent.
+
+        A dot leads into an object: `mtp.num_hidden_layers`.
+        """
         for level in (self.text, self.raw):
-            value = level.get(key)
+            value = _at(level, key)
             if value is not None:
                 return value
         return default
 
+    def having(self, values: Mapping[str, Any]) -> ConfigView:
+        """The same config with these values in its text model's part."""
+        if self.text_key is None:
+            return ConfigView({**self.raw, **values})
+        return ConfigView({**self.raw, self.text_key: {**self.text, **values}})
+
     def where(self, key: str) -> str | None:
         """The JSON pointer of the value that `get` returns, such as `/text_config/hidden_size`."""
-        escaped = key.replace("~", "~0").replace("/", "~1")
-        if self.text is not self.raw and self.text.get(key) is not None:
-            return f"/{_TEXT}/{escaped}"
-        return f"/{escaped}" if self.raw.get(key) is not None else None
+        escaped = key.replace("~", "~0").replace("/", "~1").replace(".", "/")
+        if self.text is not self.raw and _at(self.text, key) is not None:
+            return f"/{self.text_key}/{escaped}"
+        return f"/{escaped}" if _at(self.raw, key) is not None else None
 
     def require_int(self, key: str, minimum: int = 0) -> int:
         """The integer under `key`; Refused, naming key, file and value, if it is none or below `minimum`."""
@@ -83,6 +92,15 @@ class ConfigView:
         return resolve_rope(self.get, self.where)
 
 
+def _at(level: Any, key: str) -> Any:
+    """The value that a key, or a path of keys joined by dots, leads to; None where it leads nowhere."""
+    for part in key.split("."):
+        if not isinstance(level, Mapping):
+            return None
+        level = level.get(part)
+    return level
+
+
 def parse_config(data: bytes) -> tuple[ConfigView, list[Finding]]:
     """The view of a config.json and what is wrong with it; an unusable file gives an empty view.
 
@@ -96,9 +114,9 @@ def parse_config(data: bytes) -> tuple[ConfigView, list[Finding]]:
         return ConfigView({}), [_finding("is not a JSON object")]
     view = ConfigView(parsed.value)
     findings = [_finding(f"is not strict JSON: {oddity}", "warning") for oddity in parsed.oddities[:1]]
-    if parsed.value.get(_TEXT) is not None and view.text is view.raw:
+    if parsed.value.get(_TEXTS[0]) is not None and view.text is view.raw:
         findings.append(
-            _finding(f"has a {_TEXT} that is not an object; the root is used", pointer=f"/{_TEXT}")
+            _finding(f"has a {_TEXTS[0]} that is not an object; the root is used", pointer=f"/{_TEXTS[0]}")
         )
     return view, [*findings, *view.rope.conflicts]
 

@@ -24,17 +24,18 @@ SAMPLE_BYTES = 64
 _INCOMPLETE = frozenset({"FILE-HEADER", "FILE-DANGLING-LINK", "INDEX-SHARD-MISSING", "INDEX-TENSOR-ABSENT"})
 
 
-def fingerprint(checkpoint: Checkpoint, exclude_prefix: str | None = None) -> dict[str, Any]:
+def fingerprint(checkpoint: Checkpoint, exclude: Sequence[str] = ()) -> dict[str, Any]:
     """The checkpoint's fingerprint; every hash is SHA-256 in hexadecimal.
 
     `headers_sha256` covers name, dtype and shape of every tensor. `norms_sha256` covers name, shape
     and values, as little-endian float32, of the `norms` tensors of rank one whose name ends in
-    `norm.weight` and does not start with `exclude_prefix`. `samples_sha256` covers three times 64 bytes
-    (first, middle, last) of at most 256 other tensors, evenly spaced by name. Both are None when there is no
-    such tensor, or when a weight file is absent or damaged. `config_sha256` covers the bytes of config.json.
+    `norm.weight` and does not start with one of `exclude`, a head's prefixes. `samples_sha256` covers three
+    times 64 bytes (first, middle, last) of at most 256 other tensors, evenly spaced by name. Both are None when
+    there is no such tensor, or when a weight file is absent or damaged. `config_sha256` covers the bytes of
+    config.json.
     """
     tensors = sorted(checkpoint.tensors.values(), key=lambda tensor: tensor.name)
-    outside = [t for t in tensors if not (exclude_prefix and t.name.startswith(exclude_prefix))]
+    outside = [t for t in tensors if not t.name.startswith(tuple(exclude))]
     whole = not is_incomplete(checkpoint)
     norms = [t for t in outside if whole and _is_norm(t)]
     sampled = _spread([t for t in outside if whole and len(t.shape) > 1])

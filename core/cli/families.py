@@ -14,7 +14,7 @@ from draftpair.cli._common import emit, json_option
 @json_option
 def command(as_json: bool) -> None:
     """The families of drafters that draftpair knows."""
-    from draftpair.families import load_families
+    from draftpair.families import Family, load_records
 
     rows = [
         {
@@ -23,9 +23,11 @@ def command(as_json: bool) -> None:
             "kind": family.kind,
             "maturity": family.maturity,
             "targets": list(family.target.model_types),
-            "borrows": list(family.drafter.borrows),
+            "splits": isinstance(family, Family),
+            "borrows": list(family.drafter.borrows) if isinstance(family, Family) else [],
+            "notes": family.notes or family.unsupported,
         }
-        for family in load_families().values()
+        for family in load_records().values()
     ]
     emit({"families": rows}, as_json, _text)
 

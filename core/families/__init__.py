@@ -1,7 +1,9 @@
 """Family records, found by listing this folder: adding a family adds files and edits none.
 
-``load_families`` reads and checks every record; ``family`` gives one by name; ``heads`` and ``drafters``
-recognise them in checkpoints.
+``load_families`` reads the records of what can be split, ``load_records`` those as well of what is only recognised;
+``family`` gives one by name; ``heads`` and ``drafters`` recognise them in checkpoints. The records of this folder are
+held to their schema by the test suite, ``read_record`` holds any other text to it: to check them all takes several
+times as long as to read them, and every command reads them.
 """
 
 from __future__ import annotations
@@ -11,8 +13,9 @@ from functools import cache, lru_cache
 from importlib import resources
 from typing import Any
 
+from draftpair.checkpoint import ConfigView
 from draftpair.errors import ToolError, Usage
-from draftpair.families.record import Family, TensorRule, parse_record
+from draftpair.families.record import Family, Record, TensorRule, parse_record
 from draftpair.schemas import check, load_schema
 
 if sys.version_info >= (3, 11):
@@ -20,7 +23,10 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-__all__ = ["Family", "TensorRule", "family", "family_names", "family_of_target", "load_families"]
+__all__ = [
+    "Family", "Record", "TensorRule", "family", "family_names", "family_of_target", "load_families", "load_records",
+    "read_record", "record_text",
+]  # fmt: skip
 
 
 @lru_cache(maxsize=1)
@@ -30,20 +36,29 @@ def family_names() -> tuple[str, ...]:
     return tuple(sorted(entry.name[:-5] for entry in folder.iterdir() if entry.name.endswith(".toml")))
 
 
-@cache
 def family(name: str) -> Family:
     """The record called ``name``. Raises Usage for an unknown name, listing the known ones."""
-    if name not in family_names():
-        raise Usage(
-            f"no family is called {name!r}",
-            hint="known families: " + ", ".join(family_names()),
-        )
-    text = resources.files(__package__).joinpath(f"{name}.toml").read_text(encoding="utf-8")
-    return read_record(text, name)
+    record = _record(name) if name in family_names() else None
+    if isinstance(record, Family):
+        return record
+    raise Usage(
+        f"no family that can be split is called {name!r}",
+        hint="known families: " + ", ".join(load_families()),
+    )
 
 
-def read_record(text: str, name: str) -> Family:
-    """A record from its TOML text, checked against the record schema.
+@cache
+def _record(name: str) -> Record:
+    return parse_record(tomllib.loads(record_text(name)))
+
+
+def record_text(name: str) -> str:
+    """The TOML text of the record called ``name``, as it is shipped."""
+    return resources.files(__package__).joinpath(f"{name}.toml").read_text(encoding="utf-8")
+
+
+def read_record(text: str, name: str) -> Record:
+    """A record from its TOML text, held to the record schema.
 
     Raises ToolError when the text is not TOML, breaks the schema, or calls itself something else.
     """
@@ -59,16 +74,22 @@ def read_record(text: str, name: str) -> Family:
     return parse_record(data)
 
 
+def load_records() -> dict[str, Record]:
+    """Every record by name, sorted by name, those of families that are only recognised included."""
+    return {name: _record(name) for name in family_names()}
+
+
+@lru_cache(maxsize=1)
 def load_families() -> dict[str, Family]:
-    """Every record by name, sorted by name."""
-    return {name: family(name) for name in family_names()}
+    """The record of every family that can be split, by name, sorted by name."""
+    return {name: record for name, record in load_records().items() if isinstance(record, Family)}
 
 
-def family_of_target(model_type: str | None, prefer: Family | None = None) -> Family | None:
-    """A family whose targets have this ``model_type``, None when there is none.
+def family_of_target(config: ConfigView, prefer: Family | None = None) -> Family | None:
+    """A family whose targets have the ``model_type`` of this config, None when there is none.
 
     Several families of drafters may serve one target. ``prefer`` is the one that a drafter or a head at hand
     belongs to; without it, or when it does not serve the target, the first by name stands for all.
     """
-    serving = [f for f in load_families().values() if model_type in f.target.model_types]
+    serving = [f for f in load_families().values() if f.serves(config)]
     return prefer if prefer in serving else next(iter(serving), None)

@@ -7,36 +7,42 @@ there and not declared, are both findings.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 from functools import cached_property
 
-from draftpair.checkpoint import PLAIN_DTYPES, Checkpoint, ConfigView, TensorInfo
+from draftpair.checkpoint import Checkpoint, ConfigView, TensorInfo
+from draftpair.checkpoint.stored import Stored, UnknownPacking, find_stored
 from draftpair.checkpoint.wording import some
-from draftpair.families import load_families
-from draftpair.families.record import Family, TensorRule
+from draftpair.families import load_families, load_records
+from draftpair.families.locate import Place, places
+from draftpair.families.record import Family, Record, TensorRule
 from draftpair.findings import Finding, has_errors
 
 # Where heads of families without a record are known to live; only used to say that something is there.
-_ELSEWHERE = re.compile(r"^(?:(?:model|language_model)\.)?mtp(?:_layers|_block)?\.")
+_ELSEWHERE = re.compile(r"^(?:(?:model|language_model)\.)*mtp(?:_layers|_block)?\.")
 
 
 @dataclass(frozen=True)
 class MatchedTensor:
-    """A rule and the tensors it matched: one, or one an expert in order."""
+    """A rule, and the tensors it matched in the head's layer number ``layer``, counted from 0."""
 
     rule: TensorRule
-    sources: tuple[TensorInfo, ...]
+    layer: int
+    sources: tuple[Stored, ...]
 
 
 @dataclass(frozen=True)
 class HeadMatch:
-    """A head found in ``checkpoint``: what belongs to it, what is missing, what does not belong."""
+    """A head found in ``checkpoint``: what belongs to it, what is missing, what does not belong.
+
+    ``config`` is the checkpoint's, with the flags that its tensors contradict set right.
+    """
 
     checkpoint: Checkpoint
+    config: ConfigView
     family: Family
-    layers: tuple[int, ...]
-    prefix: str
+    place: Place
     layers_declared: int | None
     tensors: tuple[TensorInfo, ...]
     matched: tuple[MatchedTensor, ...]
@@ -45,9 +51,19 @@ class HeadMatch:
     findings: tuple[Finding, ...]
 
     @property
+    def layers(self) -> tuple[int, ...]:
+        """The numbers of the head's layers in the checkpoint."""
+        return self.place.layers
+
+    @property
+    def prefix(self) -> str:
+        """What the names of the head's tensors, or of those of its first layer, start with."""
+        return self.place.prefixes[0]
+
+    @property
     def layers_found(self) -> int:
         """How many head layers carry tensors."""
-        return len(self.layers)
+        return len(self.place.layers)
 
     @property
     def complete(self) -> bool:
@@ -59,97 +75,106 @@ class HeadMatch:
         """Bytes of the head's tensors, from the headers."""
         return sum(tensor.nbytes for tensor in self.tensors)
 
+    @property
+    def files(self) -> set[str]:
+        """The files that hold the head, or a tensor of the target that its drafter has a copy of."""
+        matched = (tensor for m in self.matched for stored in m.sources for tensor in stored.tensors)
+        return {tensor.file for tensor in (*self.tensors, *matched)}
+
+
+@dataclass(frozen=True)
+class RecognisedHead:
+    """A head that is recognised and not split: its record, or None, its prefix and its tensors."""
+
+    record: Record | None
+    prefix: str
+    layers_found: int | None
+    tensors: tuple[TensorInfo, ...]
+
 
 def find_head(checkpoint: Checkpoint) -> HeadMatch | None:
-    """The head of a family with a record, or None when no tensor of one is there.
+    """The head of a family that can be split, or None when no tensor of one is there.
 
     Structure comes first: layers that carry a family's marker tensors. Families may share markers, so
     ``model_type`` picks among those found; it never makes a head out of nothing.
     """
-    found = [(f, layers) for f in load_families().values() if (layers := _head_layers(checkpoint, f))]
-    model_type = checkpoint.config.model_type
-    for family, layers in found:
-        if model_type in family.target.model_types:
-            return _match(checkpoint, family, layers)
-    return None
-
-
-def declared_depth(checkpoint: Checkpoint) -> tuple[Family, int] | None:
-    """The family and the number of head layers that config.json promises, None when it promises none."""
-    model_type = checkpoint.config.model_type
     for family in load_families().values():
-        depth = checkpoint.config.get(family.head.depth)
-        if model_type in family.target.model_types and type(depth) is int and depth > 0:
-            return family, depth
+        if family.serves(checkpoint.config) and (found := places(checkpoint, family)):
+            return _match(checkpoint, family, found)
     return None
 
 
-def unrecorded_head(checkpoint: Checkpoint) -> tuple[str, tuple[TensorInfo, ...]] | None:
-    """Tensors that look like a head of a family without a record: the common prefix and the tensors.
+def declared_depth(checkpoint: Checkpoint) -> tuple[Record, str, int] | None:
+    """The record, the key and the number of head layers that config.json promises, None when it promises none."""
+    for record in load_records().values():
+        declared = record.head.declared_depth(checkpoint.config)
+        if record.serves(checkpoint.config) and declared and type(declared[1]) is int and declared[1] > 0:
+            return record, *declared
+    return None
 
-    Two layouts are known: a name that starts with ``mtp.`` or the like, and a layer past the last one
+
+def recognised_head(checkpoint: Checkpoint) -> RecognisedHead | None:
+    """A head that `find_head` does not give: of a family that is not split, or of none with a record.
+
+    Without a record two layouts are noticed: a name that starts with ``mtp.`` or the like, and a layer
     that carries a fusion projection ``eh_proj``.
     """
+    for record in load_records().values():
+        if record.serves(checkpoint.config) and (found := places(checkpoint, record)):
+            (place, *_) = found
+            return RecognisedHead(record, place.prefixes[0], len(place.layers), place.tensors(checkpoint))
     named = [t for t in checkpoint.tensors.values() if _ELSEWHERE.match(t.name)]
     if named:
         match = _ELSEWHERE.match(named[0].name)
-        return (match.group() if match else "mtp."), tuple(named)
+        return RecognisedHead(None, match.group() if match else "mtp.", None, tuple(named))
     fusion = next((name for name in checkpoint.tensors if re.search(r"\.layers\.\d+\.eh_proj\.", name)), None)
     if fusion is None:
         return None
     prefix = fusion[: fusion.index("eh_proj")]
-    return prefix, tuple(t for t in checkpoint.tensors.values() if t.name.startswith(prefix))
+    tensors = tuple(t for t in checkpoint.tensors.values() if t.name.startswith(prefix))
+    return RecognisedHead(None, prefix, None, tensors)
 
 
-def layers_by_number(checkpoint: Checkpoint, family: Family) -> dict[int, set[str]]:
-    """Number of every layer in the tensors' names, and the names below its prefix.
+@dataclass
+class _Matching:
+    """What comes out of holding the tensors against the rules."""
 
-    Layer numbers are compared as numbers: layer 4 is no prefix of layer 47.
-    """
-    before, after = family.head.layer_prefix.split("{layer}")
-    pattern = re.compile(re.escape(before) + r"(\d+)" + re.escape(after) + r"(.+)")
-    layers: dict[int, set[str]] = {}
-    for name in checkpoint.tensors:
-        if found := pattern.fullmatch(name):
-            layers.setdefault(int(found[1]), set()).add(found[2])
-    return layers
+    matched: list[MatchedTensor] = field(default_factory=list)
+    known: set[str] = field(default_factory=set)
+    missing: list[str] = field(default_factory=list)
+    unknown: dict[str, UnknownPacking] = field(default_factory=dict)
 
 
-def _head_layers(checkpoint: Checkpoint, family: Family) -> tuple[int, ...]:
-    """Numbers of the layers that are heads: past the last decoder layer, or carrying a marker.
-
-    One of them must carry a marker: a layer too many alone is no head.
-    """
-    depth = checkpoint.config.get(family.head.first_layer)
-    layers = layers_by_number(checkpoint, family)
-    marked = {number for number, names in layers.items() if not names.isdisjoint(family.head.markers)}
-    past = {number for number in layers if isinstance(depth, int) and number >= depth}
-    return tuple(sorted(marked | past)) if marked else ()
-
-
-def _match(checkpoint: Checkpoint, family: Family, layers: tuple[int, ...]) -> HeadMatch:
-    config = checkpoint.config
-    prefix = family.head.layer_prefix.format(layer=layers[0])
-    belonging = tuple(
-        tensor
-        for layer in layers
-        for tensor in checkpoint.tensors.values()
-        if tensor.name.startswith(family.head.layer_prefix.format(layer=layer))
+def _match(checkpoint: Checkpoint, family: Family, found: list[Place]) -> HeadMatch:
+    place = found[0]
+    tensors = place.tensors(checkpoint)
+    flags = _contradicted_flags(checkpoint, family, place, tensors)
+    config = checkpoint.config.having(flags)
+    outcome = _Matching()
+    for prefix, position, rules in _scopes(family, place):
+        _match_scope(checkpoint, config, family, prefix, position, rules, outcome)
+    # What lies beside a tensor that is not understood is not understood either.
+    hidden = tuple(name.removesuffix("weight") for name in outcome.unknown)
+    unexpected = tuple(
+        sorted(
+            t.name
+            for t in tensors
+            if t.name not in outcome.known and not (hidden and t.name.startswith(hidden))
+        )
     )
-    first = {t.name[len(prefix) :]: t for t in belonging if t.name.startswith(prefix)}
-    expected = list(_expected(family, config, first))
-    matched = tuple(
-        MatchedTensor(r, tuple(first[n] for n in ns)) for r, ns in expected if all(n in first for n in ns)
-    )
-    missing = tuple(prefix + n for r, ns in expected if not r.optional for n in ns if n not in first)
-    known = {n for _, ns in expected for n in ns}
-    unexpected = tuple(prefix + n for n in sorted(first) if n not in known and not is_packed(first[n]))
-    declared = config.get(family.head.depth)
+    declared = family.head.declared_depth(config)
+    prefix = place.prefixes[0]
     findings = [
-        *_depth_findings(family, config, layers),
-        *_packed(prefix, first.values()),
+        *_several(found),
+        *_depth_findings(family, config, place),
+        *(_flag_finding(checkpoint.config, key, value) for key, value in flags.items()),
+        *_packed(prefix, outcome.unknown, checkpoint),
         *_listed(
-            "HEAD-TENSOR-MISSING", "the head lacks", missing, prefix, f"split from {family.target.source}"
+            "HEAD-TENSOR-MISSING",
+            "the head lacks",
+            outcome.missing,
+            prefix,
+            f"split from {family.target.source}",
         ),
         *_listed(
             "HEAD-TENSOR-UNEXPECTED",
@@ -158,138 +183,252 @@ def _match(checkpoint: Checkpoint, family: Family, layers: tuple[int, ...]) -> H
             prefix,
             "a tensor that is not understood cannot be carried over; compare with the original repository",
         ),
-        *(f for m in matched for f in _shape_findings(m, family, config)),
+        *(f for m in outcome.matched for f in _shape_findings(m, family, config)),
     ]
     return HeadMatch(
         checkpoint=checkpoint,
+        config=config,
         family=family,
-        layers=layers,
-        prefix=prefix,
-        layers_declared=declared if isinstance(declared, int) else None,
-        tensors=belonging,
-        matched=matched,
-        missing=missing,
+        place=place,
+        layers_declared=declared[1] if declared and type(declared[1]) is int else None,
+        tensors=tensors,
+        matched=tuple(outcome.matched),
+        missing=tuple(outcome.missing),
         unexpected=unexpected,
         findings=tuple(findings),
     )
 
 
-def _expected(
-    family: Family, config: ConfigView, present: Iterable[str]
-) -> Iterable[tuple[TensorRule, tuple[str, ...]]]:
-    """Every rule that applies to this head, with the names it wants below the prefix."""
-    rules = [rule for rule in family.rules if wanted(rule, family, config)]
-    names = {id(rule): source_names(rule, family, config) for rule in rules}
-    present = set(present)
-    for rule in chosen(rules, lambda rule: any(name in present for name in names[id(rule)])):
-        if not rule.optional or names[id(rule)][0] in present:
-            yield rule, names[id(rule)]
+def _contradicted_flags(
+    checkpoint: Checkpoint, family: Family, place: Place, head: tuple[TensorInfo, ...]
+) -> dict[str, bool]:
+    """The flags of config.json that the head's tensors contradict, with what the tensors say.
+
+    Where the decoder layers have such tensors and the head has none, it is the head that lacks them.
+    """
+    start = place.spec.layer_prefix(place.prefix, place.layers[0])
+    inside = {tensor.name for tensor in head}
+    contradicted = {}
+    for key, names in family.flags.items():
+        present = any(start + name in inside for name in names)
+        ends = tuple(f".{name}" for name in names)
+        around = any(name.endswith(ends) for name in checkpoint.tensors if name not in inside)
+        if present != bool(family.number(key, checkpoint.config)) and (present or not around):
+            contradicted[key] = present
+    return contradicted
+
+
+def _flag_finding(config: ConfigView, key: str, value: bool) -> Finding:
+    return Finding(
+        "HEAD-CONFIG-FLAG",
+        "warning",
+        f"config.json says {key} {config.get(key)!r}; the tensors are those of {key} {value}",
+        where=config.where(key),
+        expected=value,
+        found=config.get(key),
+        hint="the tensors decide",
+    )
+
+
+def _scopes(family: Family, place: Place) -> Iterator[tuple[str, int, list[TensorRule]]]:
+    """The rules of the head as a whole, then those of each of its layers: prefix, position, rules."""
+    once = [rule for rule in family.rules if rule.per != "layer"]
+    each = [rule for rule in family.rules if rule.per == "layer"]
+    if once:
+        yield place.prefix, 0, once
+    for position, layer in enumerate(place.layers if each else ()):
+        yield place.spec.layer_prefix(place.prefix, layer), position, each
+
+
+def _match_scope(
+    checkpoint: Checkpoint,
+    config: ConfigView,
+    family: Family,
+    prefix: str,
+    position: int,
+    rules: list[TensorRule],
+    outcome: _Matching,
+) -> None:
+    rules = [rule for rule in rules if wanted(rule, family, config)]
+    names = {
+        rule: [("" if rule.per == "target" else prefix) + name for name in source_names(rule, family, config)]
+        for rule in rules
+    }
+    stored: dict[str, Stored] = {}
+    for name in dict.fromkeys(name for listed in names.values() for name in listed):
+        try:
+            if here := find_stored(checkpoint.tensors, name, config):
+                stored[name] = here
+        except UnknownPacking as problem:
+            outcome.unknown[name] = problem
+    present = stored.keys() | outcome.unknown.keys()
+
+    def fits(rule: TensorRule) -> bool:
+        shapes = [family.resolve(source.shape, config) if source.shape else None for source in rule.sources]
+        every = shapes if rule.repeat is None else shapes * len(names[rule])
+        written = _as_written(rule, family, config)
+        return all(
+            name not in stored or shape is None or stored[name].shape in (shape, *written)
+            for name, shape in zip(names[rule], every, strict=True)
+        )
+
+    for rule in chosen(rules, lambda rule: any(name in present for name in names[rule]), fits):
+        absent = [name for name in names[rule] if name not in present]
+        outcome.known.update(t.name for name in names[rule] if name in stored for t in stored[name].tensors)
+        if all(name in stored for name in names[rule]):
+            outcome.matched.append(MatchedTensor(rule, position, tuple(stored[name] for name in names[rule])))
+        elif not rule.optional or len(absent) < len(names[rule]):
+            outcome.missing += absent
 
 
 def wanted(rule: TensorRule, family: Family, config: ConfigView) -> bool:
     """Whether the config leaves room for the tensor: no factor of its shape is zero."""
-    return rule.shape is None or 0 not in family.resolve(rule.shape, config)
+    return all(
+        source.shape is None or 0 not in family.resolve(source.shape, config) for source in rule.sources
+    )
 
 
 def source_names(rule: TensorRule, family: Family, config: ConfigView) -> tuple[str, ...]:
-    """The names a rule stands for, below the prefix: one, or one an expert."""
+    """The names a rule stands for, below the prefix: those of its sources, or one an expert."""
     if rule.repeat is None:
-        return (rule.source,)
+        return tuple(source.name for source in rule.sources)
     return tuple(rule.source.format(expert=e) for e in range(family.count(rule.repeat, config)))
 
 
-def chosen(rules: list[TensorRule], is_present: Callable[[TensorRule], bool]) -> list[TensorRule]:
+def chosen(
+    rules: list[TensorRule], is_present: Callable[[TensorRule], bool], fits: Callable[[TensorRule], bool]
+) -> list[TensorRule]:
     """The rules without the alternatives that the tensors did not take.
 
-    For each question the first alternative with a tensor present wins; when none has one, the first
+    For each question the first alternative wins whose tensors that are there all have its shapes, so that
+    alternatives may share names; without one, the first with a tensor present; when none has one, the first
     alternative stays, so that its tensors are reported missing.
     """
-    taken: dict[str, str] = {}
-    for rule in [r for r in rules if r.choice and is_present(r)] + [r for r in rules if r.choice]:
-        question, alternative = str(rule.choice).split(":")
-        taken.setdefault(question, alternative)
-    return [r for r in rules if r.choice is None or r.choice.split(":")[1] == taken[r.choice.split(":")[0]]]
+    questions: dict[str, dict[str, list[TensorRule]]] = {}
+    for rule in rules:
+        if rule.choice:
+            question, alternative = rule.choice.split(":")
+            questions.setdefault(question, {}).setdefault(alternative, []).append(rule)
+
+    def distance(alternative: list[TensorRule]) -> int:
+        here = [rule for rule in alternative if is_present(rule)]
+        return 0 if here and all(map(fits, here)) else 1 if here else 2
+
+    taken = {id(rule) for found in questions.values() for rule in min(found.values(), key=distance)}
+    return [rule for rule in rules if rule.choice is None or id(rule) in taken]
 
 
 def _shape_findings(matched: MatchedTensor, family: Family, config: ConfigView) -> Iterable[Finding]:
-    if matched.rule.shape is None:
-        return
-    expected = family.resolve(matched.rule.shape, config)
-    for tensor in matched.sources:
-        if tensor.shape != expected and not is_packed(tensor):
+    rule = matched.rule
+    shapes = (
+        [source.shape for source in rule.sources]
+        if rule.repeat is None
+        else [rule.shape] * len(matched.sources)
+    )
+    for stored, shape in zip(matched.sources, shapes, strict=True):
+        expected = family.resolve(shape, config) if shape else stored.shape
+        if stored.shape != expected and stored.shape not in _as_written(rule, family, config):
+            tensor = stored.tensors[0]
             yield Finding(
                 "HEAD-TENSOR-SHAPE",
                 "error",
-                f"{tensor.name} in {tensor.file} has shape {list(tensor.shape)}; config.json asks for "
-                f"{list(expected)} ({' x '.join(matched.rule.shape)})",
+                f"{tensor.name} in {tensor.file} has shape {list(stored.shape)}; config.json asks for "
+                f"{list(expected)} ({' x '.join(shape or ())})",
                 where=tensor.name,
                 expected=list(expected),
-                found=list(tensor.shape),
+                found=list(stored.shape),
                 hint="config.json and the tensors do not belong together",
             )
 
 
-def _depth_findings(family: Family, config: ConfigView, layers: tuple[int, ...]) -> Iterable[Finding]:
-    declared, first = config.get(family.head.depth), config.get(family.head.first_layer)
-    if declared is None or declared == 0:
+def _as_written(rule: TensorRule, family: Family, config: ConfigView) -> list[tuple[int, ...]]:
+    """The shape in which the drafter holds a tensor that is only copied: conversions store it so already."""
+    outputs = rule.outputs if rule.transform == "copy" else ()
+    return [family.resolve(output.shape, config) for output in outputs if output.shape]
+
+
+def _several(found: list[Place]) -> Iterable[Finding]:
+    """Two heads in one checkpoint: nothing says which is meant."""
+    if len(found) > 1:
+        prefixes = [place.prefixes[0] for place in found]
+        yield Finding(
+            "HEAD-SEVERAL",
+            "error",
+            f"the checkpoint holds a head under each of {some(prefixes)}",
+            where=prefixes[1],
+            found=prefixes,
+            hint="take the file that holds one of them out of the folder",
+        )
+
+
+def _depth_findings(family: Family, config: ConfigView, place: Place) -> Iterable[Finding]:
+    spec, layers = family.head, place.layers
+    stated = spec.declared_depth(config)
+    key, declared = stated or (spec.depth[0] if spec.depth else None, None)
+    if key is not None and declared in (None, 0):
         yield Finding(
             "HEAD-UNDECLARED",
             "note",
-            f"the tensors hold {len(layers)} head layer(s); config.json declares none under {family.head.depth}",
-            where=config.where(family.head.depth),
+            f"the tensors hold {len(layers)} head layer(s); config.json declares none under {key}",
+            where=config.where(key),
             expected=len(layers),
             found=declared,
             hint="the tensors decide; runtimes that read only the config will not use the head",
         )
-    elif declared != len(layers):
+    elif key is not None and declared != len(layers):
         yield Finding(
             "HEAD-DEPTH",
             "warning",
-            f"config.json declares {declared} head layer(s) under {family.head.depth}; the tensors hold {len(layers)}",
-            where=config.where(family.head.depth),
+            f"config.json declares {declared} head layer(s) under {key}; the tensors hold {len(layers)}",
+            where=config.where(key),
             expected=declared,
             found=len(layers),
             hint="the tensors decide",
         )
-    if layers[0] != first:
+    first = spec.first_layer if isinstance(spec.first_layer, int) else config.get(spec.first_layer)
+    where = None if isinstance(spec.first_layer, int) else config.where(spec.first_layer)
+    if spec.layers and layers[0] != first:
         yield Finding(
             "HEAD-LAYER-NUMBER",
             "error",
-            f"the head's first layer is number {layers[0]}, but config.json says that {first} decoder layers come "
-            f"before it",
-            where=config.where(family.head.first_layer),
+            f"the head's first layer is number {layers[0]}; expected {first}"
+            + (", the number of decoder layers that config.json says come before it" if where else ""),
+            where=where or place.prefixes[0],
             expected=first,
             found=layers[0],
             hint="config.json and the tensors do not belong together",
         )
-
-
-_PACKED_SUFFIXES = (".scales", ".biases", ".weight_scale_inv", ".weight_scale", ".weight_scale_2", ".scale",
-                    ".weight_packed", ".qweight", ".qzeros")  # fmt: skip
-
-
-def is_packed(tensor: TensorInfo) -> bool:
-    """Whether the tensor's elements are not plain numbers, or scale such elements."""
-    return tensor.name.endswith(_PACKED_SUFFIXES) or tensor.dtype not in PLAIN_DTYPES
-
-
-def _packed(prefix: str, tensors: Iterable[TensorInfo]) -> Iterable[Finding]:
-    """Quantized tensors in the head: a packed word must never be read as a number."""
-    packed = [tensor for tensor in tensors if is_packed(tensor)]
-    if packed:
-        names = sorted(tensor.name for tensor in packed)
-        dtypes = sorted({tensor.dtype for tensor in packed})
+    elif spec.layers and layers != tuple(range(layers[0], layers[0] + len(layers))):
         yield Finding(
-            "HEAD-PACKED",
+            "HEAD-LAYER-NUMBER",
             "error",
-            f"{len(packed)} tensors of the head are quantized or packed ({', '.join(dtypes)}): {some(names)}",
-            where=prefix,
-            expected="BF16, F16 or F32 tensors",
-            found=dtypes,
-            hint="use the raw, unquantized checkpoint",
+            f"the head's layers are numbered {', '.join(map(str, layers))}: there is a gap",
+            where=place.prefixes[0],
+            expected=list(range(layers[0], layers[0] + len(layers))),
+            found=list(layers),
+            hint=f"split from {family.target.source}",
         )
 
 
-def _listed(rule: str, what: str, names: tuple[str, ...], prefix: str, hint: str) -> Iterable[Finding]:
-    if names:
-        yield Finding(rule, "error", f"{what} {some(names)}", where=prefix, found=len(names), hint=hint)
+def _packed(prefix: str, unknown: dict[str, UnknownPacking], checkpoint: Checkpoint) -> Iterable[Finding]:
+    """Tensors packed in a way that is not understood: a packed word must never be read as a number."""
+    if unknown:
+        first = next(iter(unknown.values()))
+        others = sorted(unknown)[1:]
+        more = f"; and {len(others)} more tensors that are not understood: {some(others)}" if others else ""
+        dtypes = {checkpoint.tensors[name].dtype for name in unknown if name in checkpoint.tensors}
+        yield Finding(
+            "HEAD-PACKED",
+            "error",
+            first.message + more,
+            where=prefix,
+            expected="plain numbers, or a packing that draftpair decodes",
+            found=sorted(dtypes),
+            hint=first.hint,
+        )
+
+
+def _listed(rule: str, what: str, names: Iterable[str], prefix: str, hint: str) -> Iterable[Finding]:
+    listed = list(names)
+    if listed:
+        yield Finding(rule, "error", f"{what} {some(listed)}", where=prefix, found=len(listed), hint=hint)

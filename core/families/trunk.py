@@ -5,34 +5,35 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from draftpair.checkpoint import Checkpoint, ConfigView
-from draftpair.families.heads import chosen, layers_by_number, source_names, wanted
-from draftpair.families.record import Family, TensorRule
+from draftpair.families.heads import chosen, source_names, wanted
+from draftpair.families.locate import layers_by_number
+from draftpair.families.record import Family, TensorRule, TrunkSpec
 
 _Rows = list[tuple[TensorRule, tuple[str, ...], tuple[int, ...]]]
 
 
-def trunk_shapes(family: Family, checkpoint: Checkpoint) -> dict[str, tuple[int, ...]]:
-    """Names and unquantized shapes of a target's tensors.
+def trunk_shapes(family: Family, trunk: TrunkSpec, checkpoint: Checkpoint) -> dict[str, tuple[int, ...]]:
+    """Names and unquantized shapes of a target's tensors; ``trunk`` is the record's.
 
     Raw names and those of an MLX conversion are alternatives of the same rules, so both are understood.
     Raises Refused, naming the key, when config.json lacks a size.
     """
     config = checkpoint.config
-    expected = {name: family.resolve(shape, config) for name, shape in family.trunk.outer}
+    expected = {name: family.resolve(shape, config) for name, shape in trunk.outer}
     sparse = _rows(family, config)
-    dense = _rows(family, ConfigView({**config.text, **dict.fromkeys(family.trunk.dense_zeroes, 0)}))
-    for layer in range(family.count(family.trunk.layers, config)):
-        prefix = family.head.layer_prefix.format(layer=layer)
-        rows = dense if prefix + family.trunk.dense_marker in checkpoint.tensors else sparse
+    dense = _rows(family, ConfigView({**config.text, **dict.fromkeys(trunk.dense_zeroes, 0)}))
+    for layer in range(family.count(trunk.layers, config)):
+        prefix = family.head.layer_prefix(family.head.prefixes[0], layer)
+        rows = dense if prefix + trunk.dense_marker in checkpoint.tensors else sparse
         expected.update(_of_layer(rows, prefix, checkpoint))
     return expected
 
 
-def stray_layers(family: Family, checkpoint: Checkpoint) -> list[int]:
+def stray_layers(family: Family, trunk: TrunkSpec, checkpoint: Checkpoint) -> list[int]:
     """Numbers of layers past the last one that config.json counts, and that carry no marker of a head."""
-    depth = family.count(family.trunk.layers, checkpoint.config)
-    layers = layers_by_number(checkpoint, family)
-    return sorted(n for n, names in layers.items() if n >= depth and names.isdisjoint(family.head.markers))
+    depth, head = family.count(trunk.layers, checkpoint.config), family.head
+    layers = layers_by_number(checkpoint.tensors, head.prefixes[0], head.layers or "")
+    return sorted(n for n, names in layers.items() if n >= depth and names.isdisjoint(head.markers))
 
 
 def _rows(family: Family, config: ConfigView) -> _Rows:
@@ -41,14 +42,19 @@ def _rows(family: Family, config: ConfigView) -> _Rows:
     return [
         (rule, source_names(rule, family, config), family.resolve(rule.shape, config))
         for rule in family.rules
-        if rule.outputs and rule.outputs[0].startswith(block) and rule.shape and wanted(rule, family, config)
+        if rule.outputs
+        and rule.outputs[0].name.startswith(block)
+        and rule.shape
+        and wanted(rule, family, config)
     ]
 
 
 def _of_layer(rows: _Rows, prefix: str, checkpoint: Checkpoint) -> Iterator[tuple[str, tuple[int, ...]]]:
     names = {rule: names for rule, names, _ in rows}
     here = checkpoint.tensors
-    taken = chosen(list(names), lambda rule: any(prefix + name in here for name in names[rule]))
+    taken = chosen(
+        list(names), lambda rule: any(prefix + name in here for name in names[rule]), lambda rule: True
+    )
     kept = set(taken)
     for rule, own, shape in rows:
         if rule in kept:

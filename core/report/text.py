@@ -89,20 +89,36 @@ def split_text(report: Mapping[str, Any]) -> Iterator[str]:
     did = "wrote" if report["written"] else "would write"
     quantized = sum(tensor["quantized"] and tensor["dtype"] == "U32" for tensor in report["tensors"])
     yield f"{did} {report['output']}"
-    yield _row("family", f"{report['family']}, model_type {report['drafter_model_type']}")
+    maturity = "" if report["maturity"] == "stable" else f", {report['maturity']}"
+    yield _row("family", f"{report['family']}, model_type {report['drafter_model_type']}{maturity}")
     yield _row("block width", f"{report['block_size']} (counts the bonus token)")
-    packed = f", {quantized} matrices of them quantized to words, scales and biases" if quantized else ""
+    packed = f", {quantized} of them the words of quantized matrices" if quantized else ""
     yield _row("tensors", f"{len(report['tensors'])}{packed}")
     yield _row(
         "bytes", f"{bytes_text(report['bytes_read'])} read, {bytes_text(report['bytes_written'])} written"
     )
     yield _row("files", ", ".join(report["files"]))
+    if upload := report["upload"]:
+        yield _row("uploaded", f"{upload['url']}, commit {upload['commit']}")
     if quantized:
         for reason, names in _by_reason(report["kept_full_precision"]).items():
             yield _row(
                 "not quantized",
                 f"{', '.join(names[:3])}{f' and {len(names) - 3} more' if names[3:] else ''}: {reason}",
             )
+    yield from findings_text(report["findings"])
+
+
+def attach_text(report: Mapping[str, Any]) -> Iterator[str]:
+    """What was attached, or with a dry run what would be."""
+    yield f"{'wrote' if report['written'] else 'would write'} {report['output']}"
+    yield _row("family", report["family"])
+    yield _row("head", f"{len(report['tensors'])} tensors under {report['prefix']}")
+    yield _row("bytes", f"{bytes_text(report['bytes_written'])} of the head")
+    for how in ("written", "copied", "linked"):
+        if names := [file["name"] for file in report["files"] if file["how"] == how]:
+            yield _row(how, ", ".join(names))
+    yield _row("pair", f"{report['verdict']}: {_VERDICTS[report['verdict']]}")
     yield from findings_text(report["findings"])
 
 

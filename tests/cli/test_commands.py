@@ -152,7 +152,7 @@ def test_split_writes_what_the_dry_run_promised(folders: Folders, capsys: pytest
     [
         (["--q-bits", "7"], 2, "2, 3, 4, 5, 6, 8"),
         (["--q-bits", "4", "--q-group-size", "16"], 2, "32, 64, 128"),
-        (["--q-bits", "4", "--q-mode", "mxfp4"], 2, "mxfp4"),
+        (["--q-bits", "8", "--q-mode", "mxfp4"], 2, "mxfp4"),
         (["--block-size", "1"], 2, "minimum"),
         (["--block-size", "20000"], 2, "maximum"),
         (["--dtype", "int8"], 2, "int8"),
@@ -304,7 +304,12 @@ def test_schema_and_families_as_json(capsys: pytest.CaptureFixture[str]) -> None
         "urn:draftpair:schema:finding:1.0",
     }
     run(["families", "--json"])
-    assert json.loads(capsys.readouterr().out)["families"][0]["family"] == "glm4_moe_lite_mtp"
+    rows = {row["family"]: row for row in json.loads(capsys.readouterr().out)["families"]}
+    assert rows["glm4_moe_lite_mtp"]["splits"]
+    assert rows["glm4_moe_lite_mtp"]["targets"] == ["glm4_moe_lite"]
+    assert {name for name, row in rows.items() if not row["splits"]} == {
+        name for name, row in rows.items() if row["maturity"] == "recognised"
+    }
 
 
 def test_a_reader_that_has_gone_is_no_error(folders: Folders) -> None:

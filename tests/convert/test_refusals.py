@@ -81,7 +81,7 @@ def test_a_missing_or_odd_config_key_is_named(
 
 def test_no_head(tmp_path: Path, refused: Any) -> None:
     error = refused(write_target(tmp_path / "target", shards=2))
-    assert f"no tensor {HEAD}*: it was converted without its MTP layer" in error.message
+    assert f"no tensor {HEAD}*: it was converted without its MTP head" in error.message
     assert "raw zai-org/GLM-4.7-Flash" in error.hint
 
 
@@ -159,22 +159,22 @@ def pack_int8(tensors: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("pack", "count", "dtype", "name"),
     [
-        (pack_stacked, 9, "U32", "mlp.switch_mlp.down_proj.biases"),
-        (pack_expert, 2, "U32", "mlp.experts.3.up_proj.scales"),
-        (pack_fp8, 1, "F32", "self_attn.kv_b_proj.weight_scale_inv"),
-        (pack_int8, 1, "U8", "eh_proj.weight"),
+        (pack_stacked, "2 more tensors", "U32", "mlp.switch_mlp.up_proj.weight"),
+        (pack_expert, "1 tensor here", "U32", "mlp.experts.3.up_proj.scales"),
+        (pack_fp8, "", "F32", "self_attn.kv_b_proj.weight_scale_inv"),
+        (pack_int8, "1 tensor here", "U8", "eh_proj.weight"),
     ],
     ids=["stacked", "expert", "fp8", "u8"],
 )
 def test_packed_tensors_are_counted_and_named(
-    raw: Path, tools, refused: Any, pack: Any, count: int, dtype: str, name: str
+    raw: Path, tools, refused: Any, pack: Any, count: str, dtype: str, name: str
 ) -> None:
     tools.edit_tensors(raw, pack)
     error = refused(raw, q_bits=4)
-    assert error.message.startswith(f"{count} tensor")
+    assert count in error.message
     assert dtype in error.message
     assert HEAD + name in error.message
-    assert "raw" in error.hint
+    assert "plain weights" in error.hint
 
 
 def test_more_than_one_head_layer_names_them(raw: Path, tools, refused: Any) -> None:

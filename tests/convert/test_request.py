@@ -9,7 +9,7 @@ import pytest
 
 from draftpair.checkpoint import open_checkpoint
 from draftpair.convert import Request, plan_split
-from draftpair.errors import Refused, Usage
+from draftpair.errors import Usage
 
 
 @pytest.mark.parametrize(
@@ -17,11 +17,13 @@ from draftpair.errors import Refused, Usage
     [
         ({"q_bits": 7}, r"--q-bits \(7\) must be one of 2, 3, 4, 5, 6, 8"),
         ({"q_bits": 4, "q_group_size": 16}, r"--q-group-size \(16\) must be one of 32, 64, 128"),
-        ({"q_mode": "mxfp4"}, r"--q-mode \(mxfp4\) is not available yet: only affine is"),
-        ({"q_bits": 4, "q_mode": "nvfp4"}, r"--q-mode \(nvfp4\) is not available yet"),
+        ({"q_mode": "fp4"}, r"--q-mode \(fp4\) must be one of"),
+        ({"q_bits": 8, "q_mode": "nvfp4"}, r"--q-bits \(8\).*4"),
+        ({"q_group_size": 32}, r"--q-group-size \(32\) has no effect without --q-bits or --q-mode"),
+        ({"norms": "plain"}, r"--norms \(plain\) must be one of auto, zero-centred, shifted"),
         ({"dtype": "float8"}, r"--dtype \(float8\) must be one of keep, bfloat16, float32"),
     ],
-    ids=["bits", "group", "mode", "mode with bits", "dtype"],
+    ids=["bits", "group", "mode", "mode with bits", "group alone", "norms", "dtype"],
 )
 def test_a_bad_option_comes_before_anything_about_the_source(
     tmp_path: Path, options: dict, message: str
@@ -31,14 +33,6 @@ def test_a_bad_option_comes_before_anything_about_the_source(
     checkpoint = open_checkpoint(tmp_path / "empty")
     with pytest.raises(Usage, match=message):
         plan_split(checkpoint, None, Request(tmp_path / "empty", **options))
-
-
-def test_a_group_size_without_bits_is_a_warning(raw: Path, tmp_path: Path, tools) -> None:
-    plan = tools.plan(raw, tmp_path / "out", q_group_size=32)
-    (finding,) = [f for f in plan.findings if f.rule == "SPLIT-OPTION-UNUSED"]
-    assert finding.level == "warning"
-    assert "--q-group-size (32) has no effect without --q-bits" in finding.message
-    assert not plan.quantization
 
 
 @pytest.mark.parametrize("size", [2, 8, 16])
@@ -72,9 +66,9 @@ def test_the_default_is_one_proposal_when_no_depth_is_declared(
     assert tools.plan(raw, tmp_path / "out").block_size.value == 2
 
 
-def test_a_default_above_the_maximum_says_where_it_came_from(raw: Path, tmp_path: Path, tools) -> None:
-    tools.edit_json(raw / "config.json", lambda config: config.update(num_nextn_predict_layers=16))
-    message = r"default block size 17 \(num_nextn_predict_layers \+ 1\) is above the maximum 16"
-    with pytest.raises(Refused, match=message):
-        tools.plan(raw, tmp_path / "out")
-    assert tools.plan(raw, tmp_path / "out", block_size=2).block_size.origin == "--block-size"
+def test_the_default_follows_the_tensors_and_not_what_is_declared(raw: Path, tmp_path: Path, tools) -> None:
+    tools.edit_json(raw / "config.json", lambda config: config.update(num_nextn_predict_layers=3))
+    plan = tools.plan(raw, tmp_path / "out")
+    assert (plan.block_size.value, plan.block_size.origin) == (2, "1 head layer(s) + 1")
+    assert plan.config()["text_config"]["num_nextn_predict_layers"] == 1
+    assert "HEAD-DEPTH" in {finding.rule for finding in plan.findings}

@@ -172,7 +172,7 @@ def test_manifest_names_sources_transforms_and_true_hashes(raw: Path, tmp_path: 
     assert manifest["fusion"] == "embedding, hidden"
     assert manifest["block_size"] == {
         "value": 2,
-        "from": "num_nextn_predict_layers + 1",
+        "from": "1 head layer(s) + 1",
         "counts_bonus_token": True,
     }
     for name, digest in manifest["files"].items():

@@ -6,7 +6,20 @@ import numpy as np
 import pytest
 
 from draftpair.checkpoint import TensorInfo
-from draftpair.convert.transforms import TRANSFORMS, Place, copy, drop, split_kv_b, stack
+from draftpair.checkpoint.stored import Stored
+from draftpair.convert.decode import read_rows
+from draftpair.convert.plan import as_stored
+from draftpair.convert.transforms import (
+    TRANSFORMS,
+    Place,
+    copy,
+    deinterleave_rows,
+    drop,
+    halve_rows,
+    join_rows,
+    split_kv_b,
+    stack,
+)
 from draftpair.families import load_families
 
 
@@ -15,13 +28,17 @@ class Source:
 
     def __init__(self, *arrays: np.ndarray, dtype: str = "BF16") -> None:
         self.data = {f"t{n}": array.tobytes() for n, array in enumerate(arrays)}
-        self.infos = [
+        tensors = [
             TensorInfo(f"t{n}", dtype, array.shape, "f", 100, 100 + array.nbytes)
             for n, array in enumerate(arrays)
         ]
+        self.infos = [as_stored(tensor) for tensor in tensors]
         self.largest = 0
 
-    def read(self, tensor: TensorInfo, begin: int, end: int) -> bytes:
+    def read(self, stored: Stored, begin: int, end: int) -> bytes:
+        return read_rows(self._bytes, stored, begin, end)
+
+    def _bytes(self, tensor: TensorInfo, begin: int, end: int) -> bytes:
         self.largest = max(self.largest, end - begin)
         return self.data[tensor.name][begin:end]
 
@@ -39,11 +56,44 @@ def test_copy_gives_the_source_in_whole_rows(limit: int) -> None:
     assert source.largest <= max(12, limit)
 
 
-def test_a_vector_is_cut_into_elements() -> None:
+def test_a_vector_is_one_row() -> None:
     source = Source(words(100))
-    pieces = list(copy(source.read, source.infos, Place(0, (100,)), 7))
-    assert [len(piece.data) for piece in pieces[:-1]] == [6] * 33
-    assert b"".join(piece.data for piece in pieces) == words(100).tobytes()
+    (piece,) = copy(source.read, source.infos, Place(0, (100,)), 7)
+    assert piece.data == words(100).tobytes()
+
+
+@pytest.mark.parametrize("limit", [1, 24, 1000])
+@pytest.mark.parametrize("lead", [(), (3,)], ids=["matrix", "experts"])
+def test_halve_rows_gives_each_matrix_its_half(lead: tuple[int, ...], limit: int) -> None:
+    source = Source(words(*lead, 8, 5))
+    halves = [
+        b"".join(p.data for p in halve_rows(source.read, source.infos, Place(part, (*lead, 4, 5)), limit))
+        for part in (0, 1)
+    ]
+    assert halves[0] == words(*lead, 8, 5)[..., :4, :].tobytes()
+    assert halves[1] == words(*lead, 8, 5)[..., 4:, :].tobytes()
+    assert source.largest <= max(10, limit)
+
+
+@pytest.mark.parametrize("limit", [1, 24, 40, 1000])
+@pytest.mark.parametrize("lead", [(), (3,)], ids=["matrix", "experts"])
+def test_deinterleave_rows_takes_the_even_rows_and_the_odd_ones(lead: tuple[int, ...], limit: int) -> None:
+    source = Source(words(*lead, 8, 5))
+    even, odd = (
+        list(deinterleave_rows(source.read, source.infos, Place(part, (*lead, 4, 5)), limit))
+        for part in (0, 1)
+    )
+    assert b"".join(piece.data for piece in even) == words(*lead, 8, 5)[..., 0::2, :].tobytes()
+    assert b"".join(piece.data for piece in odd) == words(*lead, 8, 5)[..., 1::2, :].tobytes()
+    assert all(len(piece.data) <= max(10, limit) for piece in (*even, *odd))
+    assert source.largest <= max(20, limit)
+
+
+def test_join_rows_puts_one_source_after_the_other() -> None:
+    source = Source(words(3, 4), words(5, 4) + 50)
+    pieces = list(join_rows(source.read, source.infos, Place(0, (8, 4)), 16))
+    assert b"".join(p.data for p in pieces) == words(3, 4).tobytes() + (words(5, 4) + 50).tobytes()
+    assert [p.source.name for p in pieces] == ["t0"] * 2 + ["t1"] * 3
 
 
 @pytest.mark.parametrize("shape", [(0,), (0, 4), (4, 0)])

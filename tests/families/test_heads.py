@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 
 from draftpair.checkpoint import Checkpoint, open_checkpoint
-from draftpair.families.heads import declared_depth, find_head, unrecorded_head
+from draftpair.families.heads import HeadMatch, declared_depth, find_head, recognised_head
+from fixtures import inkling, nemotron_h
 from fixtures.glm4_moe_lite import Geometry, checkpoint_tensors, config_document
+from fixtures.split_heads import Words, edit_tensors, removed
 from fixtures.weights import write_json, write_weights
 
 Tensors = dict[str, tuple[np.ndarray, str]]
@@ -177,14 +179,12 @@ def test_model_type_alone_makes_no_head_and_markers_alone_no_family(tmp_path: Pa
     assert find_head(without) is None
     depth = declared_depth(without)
     assert depth is not None
-    assert depth[1] == 1
-    stranger = build(
-        tmp_path / "stranger", change_config=lambda config: config.update(model_type="deepseek_v3")
-    )
+    assert (depth[0].name, *depth[1:]) == ("glm4_moe_lite_mtp", "num_nextn_predict_layers", 1)
+    stranger = build(tmp_path / "stranger", change_config=lambda config: config.update(model_type="stranger"))
     assert find_head(stranger) is None
-    unrecorded = unrecorded_head(stranger)
+    unrecorded = recognised_head(stranger)
     assert unrecorded is not None
-    assert (unrecorded[0], len(unrecorded[1])) == ("model.layers.3.", 44)
+    assert (unrecorded.record, unrecorded.prefix, len(unrecorded.tensors)) == (None, "model.layers.3.", 44)
 
 
 @pytest.mark.parametrize("prefix", ["mtp.", "model.mtp.", "language_model.mtp.", "model.mtp_layers."])
@@ -193,9 +193,73 @@ def test_a_head_of_a_family_without_a_record_is_noticed(tmp_path: Path, prefix: 
     checkpoint = build(
         tmp_path / "raw",
         lambda tensors: tensors.__setitem__(f"{prefix}fc.weight", extra),
-        lambda config: config.update(model_type="qwen3_5"),
+        lambda config: config.update(model_type="stranger"),
     )
     assert find_head(checkpoint) is None
-    unrecorded = unrecorded_head(checkpoint)
+    unrecorded = recognised_head(checkpoint)
     assert unrecorded is not None
-    assert unrecorded[0] == prefix
+    assert (unrecorded.record, unrecorded.prefix, unrecorded.layers_found) == (None, prefix, None)
+
+
+def edited(folder: Path, change: Callable[[Words], object]) -> HeadMatch:
+    """The head of a written folder after a change of its tensors."""
+    edit_tensors(folder, change)
+    match = find_head(open_checkpoint(folder))
+    assert match is not None
+    return match
+
+
+def rules_of(match: HeadMatch) -> dict[str, str]:
+    return {finding.rule: finding.message for finding in match.findings}
+
+
+def test_a_head_below_its_own_prefix_is_taken_as_a_whole(tmp_path: Path) -> None:
+    match = find_head(open_checkpoint(nemotron_h.write_checkpoint(tmp_path / "raw")))
+    assert match is not None
+    assert (match.complete, match.prefix, match.layers, match.layers_declared) == (True, "mtp.", (0,), 1)
+    assert len(match.tensors) == len(nemotron_h.head_shapes(nemotron_h.Geometry()))
+
+
+def test_two_heads_in_one_checkpoint_are_an_error(tmp_path: Path) -> None:
+    def twice(tensors: Words) -> None:
+        tensors.update(
+            {f"language_model.{name}": t for name, t in tensors.items() if name.startswith("mtp.")}
+        )
+
+    match = edited(nemotron_h.write_checkpoint(tmp_path / "raw"), twice)
+    assert set(rules_of(match)) == {"HEAD-SEVERAL"}
+    assert "mtp." in rules_of(match)["HEAD-SEVERAL"]
+    assert "language_model.mtp." in rules_of(match)["HEAD-SEVERAL"]
+
+
+def test_a_gap_in_the_layers_is_an_error(tmp_path: Path) -> None:
+    def drop(tensors: Words) -> None:
+        for name in [name for name in tensors if name.startswith("model.mtp.layers.1.")]:
+            del tensors[name]
+
+    match = edited(inkling.write_checkpoint(tmp_path / "raw"), drop)
+    assert match.layers == (0, 2)
+    assert "0, 2" in rules_of(match)["HEAD-LAYER-NUMBER"]
+    assert "declares 3" in rules_of(match)["HEAD-DEPTH"]
+
+
+def test_alternatives_of_the_same_names_are_told_apart_by_their_shapes(tmp_path: Path) -> None:
+    match = find_head(open_checkpoint(inkling.write_checkpoint(tmp_path / "raw", local=(1,))))
+    assert match is not None
+    assert match.complete
+    attention = {m.layer: m.rule.choice for m in match.matched if str(m.rule.choice).startswith("attention:")}
+    assert attention == {
+        0: "attention:published, global",
+        1: "attention:published, local",
+        2: "attention:published, global",
+    }
+
+
+def test_a_tensor_that_the_drafter_copies_from_the_target_is_no_part_of_the_head(tmp_path: Path) -> None:
+    match = find_head(open_checkpoint(inkling.write_checkpoint(tmp_path / "raw", shards=2)))
+    assert match is not None
+    assert all(tensor.name.startswith("model.mtp.") for tensor in match.tensors)
+    assert match.files == {"mtp.safetensors", "model.safetensors"}
+    assert match.nbytes == sum(tensor.nbytes for tensor in match.tensors)
+    without = edited(inkling.write_checkpoint(tmp_path / "one file"), removed("model.llm.norm.weight"))
+    assert without.missing == ("model.llm.norm.weight",)

@@ -1,49 +1,102 @@
-"""Records: found by listing, checked by their schema, and complete for their family."""
+"""Records: found by listing, true to their schema, complete for their family, and cheap to read."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from importlib import resources
 
 import pytest
 
 from draftpair.checkpoint import ConfigView
 from draftpair.errors import Refused, ToolError
-from draftpair.families import family, family_names, family_of_target, load_families, read_record
+from draftpair.families import (
+    Family,
+    Record,
+    family,
+    family_names,
+    family_of_target,
+    load_families,
+    load_records,
+    read_record,
+    record_text,
+)
 from draftpair.schemas import load_schema, schema_names
 
 NAMES = family_names()
+SPLIT = tuple(load_families())
+RECOGNISED = tuple(name for name in NAMES if name not in SPLIT)
+DRAFTERS = tuple(
+    sorted(
+        entry.name[:-3]
+        for entry in (resources.files("draftpair.runtime") / "drafters").iterdir()
+        if entry.name.endswith(".py") and not entry.name.startswith("_")
+    )
+)
 
 
-def record_text(name: str) -> str:
-    return resources.files("draftpair.families").joinpath(f"{name}.toml").read_text(encoding="utf-8")
+def facts(record: Record) -> dict[str, object]:
+    """Everything that a record says, its rules included."""
+    said = {key: value for key, value in vars(record).items() if not callable(value)}
+    return said | {"rules": record.rules if isinstance(record, Family) else None}
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_family_is_a_name_in_every_room(name: str) -> None:
-    assert family(name).name == name
+def test_every_shipped_record_is_true_to_its_schema(name: str) -> None:
+    assert facts(read_record(record_text(name), name)) == facts(load_records()[name])
+
+
+@pytest.mark.parametrize("name", SPLIT)
+def test_a_family_that_is_split_is_a_name_in_every_room(name: str) -> None:
+    assert family(name).name == family(name).drafter.model_type == name
     assert f"families/{name}" in schema_names()
-    assert resources.files("draftpair.runtime").joinpath("drafters", f"{name}.py").is_file()
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_every_drafter_of_the_runtime_is_a_family_that_is_split(name: str) -> None:
+    assert name in SPLIT
+
+
+@pytest.mark.parametrize("name", RECOGNISED)
+def test_a_family_that_is_only_recognised_says_why(name: str) -> None:
+    record = load_records()[name]
+    assert (record.maturity, isinstance(record, Family)) == ("recognised", False)
+    assert record.unsupported
+    assert f"families/{name}" not in schema_names()
+    with pytest.raises(ToolError, match="no family that can be split"):
+        family(name)
+
+
+@pytest.mark.parametrize("name", SPLIT)
 def test_no_two_rules_write_the_same_tensor_unless_they_are_alternatives(name: str) -> None:
     written: dict[str, set[str | None]] = {}
     for rule in family(name).rules:
-        for output in rule.outputs:
+        for output, _ in rule.outputs:
             alternatives = written.setdefault(output, set())
             assert rule.choice not in alternatives, output
             alternatives.add(rule.choice)
             assert None not in alternatives or len(alternatives) == 1, output
+            assert len({str(choice).split(":")[0] for choice in alternatives}) == 1, output
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", SPLIT)
+def test_every_tensor_of_a_drafter_has_a_name_in_a_head(name: str) -> None:
+    """A head goes back into a target under names that the same record reads."""
+    rules = family(name).rules
+    written = {output for rule in rules for output, _ in rule.outputs}
+    copied = {rule.outputs[0].name for rule in rules if rule.transform == "copy" and len(rule.outputs) == 1}
+    assert written == copied
+
+
+@pytest.mark.parametrize("name", SPLIT)
 def test_markers_are_tensors_of_the_record(name: str) -> None:
     record = family(name)
-    assert set(record.head.markers) <= {rule.source for rule in record.rules}
-    assert set(record.drafter.markers) <= {output for rule in record.rules for output in rule.outputs}
+    assert set(record.head.markers) <= {source for rule in record.rules for source, _ in rule.sources}
+    outputs = {output.format(layer=0) for rule in record.rules for output, _ in rule.outputs}
+    assert set(record.drafter.markers) <= outputs
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", SPLIT)
 def test_every_rule_of_a_family_schema_says_what_a_finding_needs(name: str) -> None:
     for part in ("config", "pair"):
         rules = [rule["rule"] for rule in load_schema(f"families/{name}")["$defs"][part]["allOf"]]
@@ -55,21 +108,60 @@ def test_every_rule_of_a_family_schema_says_what_a_finding_needs(name: str) -> N
             assert rule.keys() <= {"id", "level", "message", "hint", "expected", "found"}
 
 
+def test_no_two_families_that_are_split_share_a_target_and_a_place() -> None:
+    """`model_type` and markers together name one family, so the order of the records decides nothing."""
+    claims = [
+        (name, model_type, prefix, marker)
+        for name, record in load_families().items()
+        for model_type in record.target.model_types
+        for prefix in record.head.prefixes
+        for marker in record.head.markers
+    ]
+    owners: dict[tuple[str, str, str], set[str]] = {}
+    for name, *claim in claims:
+        owners.setdefault((claim[0], claim[1], claim[2]), set()).add(name)
+    assert {claim: names for claim, names in owners.items() if len(names) > 1} == {}
+
+
 def test_the_folder_is_the_registry() -> None:
     listed = {entry.name for entry in resources.files("draftpair.families").iterdir()}
     assert {f"{name}.toml" for name in NAMES} == {name for name in listed if name.endswith(".toml")}
-    assert tuple(load_families()) == NAMES
+    assert tuple(load_records()) == NAMES
+    assert sorted(SPLIT + RECOGNISED) == list(NAMES)
+
+
+def test_reading_the_records_costs_no_schema_library() -> None:
+    code = "import sys; from draftpair.families import load_records; load_records(); print('jsonschema' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
 
 
 def test_an_unknown_family_is_refused_and_the_known_ones_named() -> None:
-    with pytest.raises(ToolError, match="no family is called 'nonesuch'") as error:
+    with pytest.raises(ToolError, match="no family that can be split is called 'nonesuch'") as error:
         family("nonesuch")
     assert "glm4_moe_lite_mtp" in str(error.value.hint)
-    assert family_of_target("llama") is None
-    assert family_of_target(None) is None
+    assert family_of_target(ConfigView({"model_type": "llama"})) is None
+    assert family_of_target(ConfigView({})) is None
     known = family("glm4_moe_lite_mtp")
-    assert family_of_target("glm4_moe_lite") == family_of_target("glm4_moe_lite", known) == known
-    assert family_of_target("llama", known) is None
+    target = ConfigView({"model_type": "glm4_moe_lite"})
+    assert family_of_target(target) == family_of_target(target, known) == known
+    assert family_of_target(ConfigView({"model_type": "llama"}), known) is None
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"model_type": "inkling_mm_model", "text_config": {"model_type": "inkling_text"}},
+        {"model_type": "inkling_mm_model", "text_config": {}},
+        {"model_type": "wrapper", "text_config": {"model_type": "inkling_text"}},
+        {"model_type": "inkling"},
+    ],
+    ids=["both", "root only", "text only", "flat"],
+)
+def test_a_target_is_known_by_the_type_of_either_level(config: dict[str, object]) -> None:
+    found = family_of_target(ConfigView(config))
+    assert found is not None
+    assert found.name == "inkling_mtp"
 
 
 @pytest.mark.parametrize(
@@ -77,20 +169,26 @@ def test_an_unknown_family_is_refused_and_the_known_ones_named() -> None:
     [
         ('kind = "mtp"', 'kind = "mtp"\ncolour = "red"', "colour"),
         ('maturity = "stable"', 'maturity = "finished"', "finished"),
-        ('depth = "num_nextn_predict_layers"', "", "'depth' is a required property"),
+        ('maturity = "stable"', 'maturity = "experimental"', "'notes' is a required property"),
+        ('maturity = "stable"', 'maturity = "recognised"', "'unsupported' is a required property"),
+        ('depth = ["num_nextn_predict_layers"]', "", "'depth' is a required property"),
         ('transform = "stack"', 'transform = "shuffle"', "shuffle"),
         ('shape = ["hidden_size"]', 'shape = ["hidden_size + 1"]', "hidden_size \\+ 1"),
         ('output = "model.enorm.weight"', "", "/tensors/1"),
+        ('prefixes = ["model."]', 'prefixes = ["model"]', "'model' does not match"),
         ('name = "glm4_moe_lite_mtp"', 'name = "other"', "calls itself 'other'"),
         ("[target]", "[target", "not TOML"),
     ],
     ids=[
         "unknown key",
         "maturity",
+        "experimental without notes",
+        "recognised with tensors",
         "missing key",
         "transform",
         "sum in a shape",
         "no output",
+        "prefix without an end",
         "name",
         "syntax",
     ],
@@ -104,7 +202,9 @@ def test_a_bad_record_is_refused(old: str, new: str, message: str) -> None:
 
 def test_a_new_record_needs_no_other_edit() -> None:
     text = record_text("glm4_moe_lite_mtp").replace("glm4_moe_lite_mtp", "another_mtp")
-    assert read_record(text, "another_mtp").drafter.model_type == "another_mtp"
+    another = read_record(text, "another_mtp")
+    assert isinstance(another, Family)
+    assert another.drafter.model_type == "another_mtp"
 
 
 def test_shapes_are_products_of_keys_sums_and_numbers() -> None:
@@ -122,6 +222,12 @@ def test_shapes_are_products_of_keys_sums_and_numbers() -> None:
     assert record.resolve(("num_attention_heads * q_head_dim", "hidden_size"), config) == (18, 8)
     assert record.resolve(("attention_bias * hidden_size",), config) == (8,)
     assert record.resolve(("n_routed_experts",), config) == (0,)  # a default of the record
+
+
+def test_sums_are_of_products() -> None:
+    config = ConfigView({"num_attention_heads": 4, "head_dim": 8, "num_key_value_heads": 2, "d_rel": 3})
+    rows = 4 * 8 + 2 * 2 * 8 + 4 * 3
+    assert family("inkling_mtp").resolve(("global_qkvr_rows",), config) == (rows,)
 
 
 @pytest.mark.parametrize("value", [None, "64", 1.5, -1, [8]], ids=repr)

@@ -107,7 +107,9 @@ def test_an_untouched_target_is_sound(tmp_path: Path) -> None:
 
 def test_the_expected_tensors_are_exactly_the_trunk(folders: Folders) -> None:
     checkpoint = open_checkpoint(folders.target)
-    expected = trunk_shapes(family("glm4_moe_lite_mtp"), checkpoint)
+    record = family("glm4_moe_lite_mtp")
+    assert record.trunk
+    expected = trunk_shapes(record, record.trunk, checkpoint)
     assert expected == {name: tensor.shape for name, tensor in checkpoint.tensors.items()}
 
 
