@@ -8,13 +8,19 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from draftpair.checkpoint import Checkpoint, open_checkpoint
 from draftpair.errors import Refused, ToolError, Usage
+from draftpair.findings import by_severity
 from draftpair.report import envelope
 from draftpair.runtime.options import Options
+from draftpair.version import VERSION
+
+if TYPE_CHECKING:
+    from draftpair.convert import SplitPlan
 
 Source = str | Path
 
@@ -54,28 +60,107 @@ def split_mtp(
     revision: str | None = None,
     block_size: int | None = None,
     q_bits: int | None = None,
-    q_group_size: int = 64,
-    q_mode: str = "affine",
+    q_group_size: int | None = None,
+    q_mode: str | None = None,
+    q_overrides: Sequence[str] = (),
     dtype: str = "keep",
+    norms: str = "auto",
     force: bool = False,
     dry_run: bool = False,
+    upload_repo: str | None = None,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> dict[str, Any]:
     """Cut the head out of ``model`` into the folder ``output``, and report what was written.
 
-    ``progress`` is called with a phase, the bytes done and the bytes in all. Raises Usage for options or an output
-    that cannot be used, Refused for a source that cannot be split; nothing is then written.
+    ``upload_repo`` is a repository of the Hub, ``owner/name`` or ``owner/name@branch``, that the folder is uploaded
+    to once `validate` has nothing against it. ``progress`` is called with a phase, the bytes done and the bytes in
+    all. Raises Usage for options or an output that cannot be used, Refused for a source that cannot be split;
+    nothing is then written. What goes wrong with an upload leaves the folder in place.
     """
     from draftpair.convert import Request, carry_out, check_request, plan_split, split_body, split_inputs
     from draftpair.families.heads import find_head
 
-    request = Request(_output_path(output), block_size, q_bits, q_group_size, q_mode, dtype, force)
+    quantization = (q_bits, q_group_size, q_mode, tuple(q_overrides))
+    request = Request(_output_path(output), block_size, *quantization, dtype, norms, force)
     check_request(request)
+    if upload_repo is not None:
+        from draftpair.checkpoint.upload import check_upload
+
+        check_upload(upload_repo)
     checkpoint = open_checkpoint(model, revision)
     plan = plan_split(checkpoint, find_head(checkpoint), request)
-    return envelope(
-        "split-mtp", split_inputs(plan), split_body(plan if dry_run else carry_out(plan, progress))
+    body = split_body(plan if dry_run else carry_out(plan, progress))
+    if upload_repo is not None and not dry_run:
+        body["upload"] = _upload(plan, upload_repo, bars=progress is not None)
+    return envelope("split-mtp", split_inputs(plan), body)
+
+
+def _upload(plan: SplitPlan, repository: str, bars: bool) -> dict[str, Any]:
+    """Uploads what a split wrote, unless `validate` has something against it."""
+    from draftpair.checkpoint.upload import upload_folder_to_hub
+    from draftpair.convert.destination import is_superseded
+
+    folder = plan.request.output
+    _refuse_unsafe(plan.checkpoint, folder)
+    done = upload_folder_to_hub(
+        folder,
+        plan.files,
+        repository,
+        message=f"{plan.family.name} by draftpair {VERSION}",
+        superseded=is_superseded,
+        bars=bars,
     )
+    return asdict(done)
+
+
+def _refuse_unsafe(source: Checkpoint, folder: Path) -> None:
+    """Raises Refused for a drafter that is unsafe, alone or with the source it was cut from, ToolError for unknown."""
+    from draftpair.checkpoint.fingerprint import is_incomplete
+    from draftpair.validate import validate_one, validate_pair
+
+    drafter = open_checkpoint(folder)
+    verdicts = {f"{folder}": validate_one(drafter)}
+    if not is_incomplete(source):
+        verdicts[f"{source.source} {folder}"] = validate_pair(source, drafter)
+    for names, verdict in verdicts.items():
+        if verdict.name in ("unsafe", "unknown"):
+            found = [f for f in by_severity(verdict.findings) if f.level != "note"]
+            raise (Refused if verdict.name == "unsafe" else ToolError)(
+                f"{folder} was written, and is not uploaded: validate calls it {verdict.name}: "
+                + "; ".join(f"{finding.rule}: {finding.message}" for finding in found),
+                hint=f"look at it with: draftpair validate {names}",
+            )
+
+
+def attach(
+    model: Source,
+    drafter: Source,
+    output: Source,
+    *,
+    revision: str | None = None,
+    link: bool = False,
+    dry_run: bool = False,
+    progress: Callable[[str, int, int], None] | None = None,
+) -> dict[str, Any]:
+    """Put the head in the folder ``drafter`` back into the target ``model``, and write both to the folder ``output``.
+
+    ``link`` makes hard links of the target's files instead of copies. Raises Refused when the two do not belong
+    together or the target has a head, Usage for an output that cannot be used; nothing is then written.
+    """
+    from draftpair.convert.attach import attach_body, carry_out_attach, plan_attach
+    from draftpair.validate import require_pair
+
+    target, head = open_checkpoint(model, revision), open_checkpoint(drafter)
+    family, verdict = require_pair(target, head)
+    plan = plan_attach(target, head, family, _output_path(output), link)
+    if not dry_run:
+        carry_out_attach(plan, progress)
+    inputs = {"model": str(model), "revision": target.revision, "drafter": str(drafter), "link": link}
+    told = {
+        "verdict": verdict.name,
+        "findings": [finding.as_dict() for finding in by_severity(verdict.findings)],
+    }
+    return envelope("attach", inputs, {**attach_body(plan, not dry_run), **told})
 
 
 def _output_path(output: Source) -> Path:

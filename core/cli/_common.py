@@ -41,6 +41,8 @@ def progress_bars(quiet: bool) -> Iterator[Callable[[str, int, int], None] | Non
         if phase not in bars:
             bars[phase] = tqdm(total=total, desc=phase, unit="B", unit_scale=True, leave=False)
         bars[phase].update(done - bars[phase].n)
+        if done == total:
+            bars[phase].close()  # what follows may have bars of its own
 
     try:
         yield show

@@ -13,17 +13,21 @@ from draftpair.cli._common import emit, json_option, progress_bars, revision_opt
 @click.option(
     "--block-size", type=int, metavar="N", help="Block width to record, 2 to 16; it counts the bonus token."
 )
-@click.option("--q-bits", type=int, metavar="B", help="Quantize to 2, 3, 4, 5, 6 or 8 bits.")
+@click.option("--q-bits", type=int, metavar="B", help="Quantize to B bits: affine has 2, 3, 4, 5, 6 and 8.")
 @click.option(
-    "--q-group-size",
-    type=int,
-    default=64,
-    show_default=True,
-    metavar="G",
-    help="Columns that share a scale: 32, 64 or 128.",
+    "--q-group-size", type=int, metavar="G", help="Columns that share a scale: affine has 32, 64 and 128."
 )
 @click.option(
-    "--q-mode", default="affine", show_default=True, metavar="MODE", help="The one mode written yet."
+    "--q-mode",
+    type=click.Choice(["affine", "mxfp4", "nvfp4", "mxfp8"]),
+    help="Quantize in this mode; affine when only bits are given.",
+)
+@click.option(
+    "--q-override",
+    "q_overrides",
+    multiple=True,
+    metavar="PATTERN=WHAT",
+    help="Quantize some modules otherwise: lm_head=8, 'mlp.*=mxfp4', eh_proj=none. The last that matches counts.",
 )
 @click.option(
     "--dtype",
@@ -32,8 +36,20 @@ from draftpair.cli._common import emit, json_option, progress_bars, revision_opt
     show_default=True,
     help="Dtype of what is not quantized.",
 )
+@click.option(
+    "--norms",
+    type=click.Choice(["auto", "zero-centred", "shifted"]),
+    default="auto",
+    show_default=True,
+    help="How the source stores norms that a family stores zero-centred, where the values do not tell.",
+)
 @click.option("--force", is_flag=True, help="Replace a drafter that is already there.")
 @click.option("--dry-run", is_flag=True, help="Report what would be written, and write nothing.")
+@click.option(
+    "--upload-repo",
+    metavar="ID",
+    help="Upload the folder to this repository of the Hub, owner/name[@branch], if validate has nothing against it.",
+)
 @revision_option
 @json_option
 def command(
@@ -41,11 +57,14 @@ def command(
     output: str,
     block_size: int | None,
     q_bits: int | None,
-    q_group_size: int,
-    q_mode: str,
+    q_group_size: int | None,
+    q_mode: str | None,
+    q_overrides: tuple[str, ...],
     dtype: str,
+    norms: str,
     force: bool,
     dry_run: bool,
+    upload_repo: str | None,
     revision: str | None,
     as_json: bool,
 ) -> None:
@@ -70,9 +89,12 @@ def command(
             q_bits=q_bits,
             q_group_size=q_group_size,
             q_mode=q_mode,
+            q_overrides=q_overrides,
             dtype=dtype,
+            norms=norms,
             force=force,
             dry_run=dry_run,
+            upload_repo=upload_repo,
             progress=progress,
         )
     emit(report, as_json, split_text)
