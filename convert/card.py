@@ -221,10 +221,8 @@ def _quantization(manifest: Mapping[str, Any]) -> str:
     quantization = manifest["quantization"]
     if quantization is None:
         return "none"
-    version = manifest["mlx_version"]
     others = [f"{_code(name)} {_packing(q)}" for name, q in quantization.items() if isinstance(q, Mapping)]
-    by = f", by MLX {version}" if version else ""
-    return _packing(quantization) + (f", but {', '.join(sorted(others))}" if others else "") + by
+    return _packing(quantization) + (f", but {', '.join(sorted(others))}" if others else "")
 
 
 def _packing(quantization: Mapping[str, Any]) -> str:

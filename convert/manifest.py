@@ -39,7 +39,6 @@ def manifest(
     fingerprint: Mapping[str, Any],
     tensor_hashes: Mapping[str, str],
     file_hashes: Mapping[str, str],
-    mlx_version: str | None,
 ) -> dict[str, Any]:
     """draftpair-manifest.json. Hashes are SHA-256: of each tensor's data, and of the other files."""
     drafter = plan.family.drafter
@@ -48,10 +47,11 @@ def manifest(
         "schema": load_schema("manifest")["$id"],
         "tool": {"name": "draftpair", "version": VERSION},
         "family": plan.family.name,
+        "maturity": plan.family.maturity,
         "source": {
             "name": name,
             "revision": revision,
-            "prefix": plan.match.prefix,
+            "prefixes": list(plan.match.place.prefixes),
             "fingerprint": dict(fingerprint),
         },
         "block_size": {
@@ -62,14 +62,13 @@ def manifest(
         "tap": drafter.tap,
         "fusion": drafter.fusion,
         "dtype": plan.request.dtype,
-        "quantization": plan.quantization.as_config() if plan.quantization else None,
+        "quantization": plan.quantization,
         "kept_full_precision": dict(plan.kept_full_precision),
-        "mlx_version": mlx_version,
         "tensors": {
             output.name: {
                 "dtype": output.dtype,
                 "shape": list(output.shape),
-                "sources": [source.name for source in tensor.sources],
+                "sources": [source.name for source in tensor.tensors],
                 "transforms": list(tensor.transforms),
                 "sha256": tensor_hashes[output.name],
             }
@@ -85,6 +84,8 @@ def source_name(checkpoint: Checkpoint) -> tuple[str, str | None]:
 
     A folder of the Hub cache, `models--owner--name/snapshots/<commit>`, is named as on the Hub.
     """
+    if checkpoint.storage.hub_name is not None:
+        return checkpoint.storage.hub_name.repository, checkpoint.revision
     root = checkpoint.root.resolve()
     if root.parent.name == "snapshots" and root.parent.parent.name.startswith("models--"):
         return root.parent.parent.name.removeprefix("models--").replace(

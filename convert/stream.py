@@ -18,7 +18,6 @@ from draftpair.checkpoint.writer import Output, TensorFile
 from draftpair.convert.decode import read_rows
 from draftpair.convert.parallel import Meter, in_parallel
 from draftpair.convert.plan import PlannedTensor, SplitPlan
-from draftpair.convert.quantize import Quantization, Quantizer
 from draftpair.convert.transforms import TRANSFORMS
 from draftpair.errors import Refused, ToolError
 from draftpair.version import VERSION
@@ -26,21 +25,21 @@ from draftpair.version import VERSION
 PIECE_BYTES = 1 << 20
 _SHOWN = 5
 
-Quantizers = Mapping[Quantization, Quantizer]
-
 
 @dataclass
 class _Streamed:
-    """What came of one planned tensor: a hash for each tensor written, and values that are not finite."""
+    """What came of one planned tensor: a hash for each tensor written, and what could not be written, counted."""
 
     hashes: dict[str, str] = field(default_factory=dict)
     nonfinite: Counter[str] = field(default_factory=Counter)
+    lost: Counter[str] = field(default_factory=Counter)
 
 
-def write_weights(plan: SplitPlan, path: Path, quantizers: Quantizers, meter: Meter) -> dict[str, str]:
+def write_weights(plan: SplitPlan, path: Path, meter: Meter) -> dict[str, str]:
     """Writes the weight file; returns the SHA-256, in hexadecimal, of every tensor's data.
 
-    Raises Refused when a value of the source is not finite, naming every such tensor and how many.
+    Raises Refused when a value of the source is not finite, or too small for a quantization mode, naming every such
+    tensor and how many there are.
     """
     metadata = {"format": "mlx", "draftpair_version": VERSION, "draftpair_family": plan.family.name}
     largest_first = sorted(plan.tensors, key=lambda tensor: -tensor.dense.nbytes)
@@ -48,19 +47,20 @@ def write_weights(plan: SplitPlan, path: Path, quantizers: Quantizers, meter: Me
     with TensorFile(path, [output for output, _ in plan.outputs], metadata) as file:
 
         def stream(tensor: PlannedTensor) -> _Streamed:
-            return _stream(plan, tensor, file, quantizers, meter)
+            return _stream(plan, tensor, file, meter)
 
         for streamed in in_parallel(largest_first, stream, meter):
             total.hashes.update(streamed.hashes)
             total.nonfinite.update(streamed.nonfinite)
+            total.lost.update(streamed.lost)
         if total.nonfinite:
             raise _not_finite(total.nonfinite)
+        if total.lost:
+            raise _lost(total.lost)
     return total.hashes
 
 
-def _stream(
-    plan: SplitPlan, tensor: PlannedTensor, file: TensorFile, quantizers: Quantizers, meter: Meter
-) -> _Streamed:
+def _stream(plan: SplitPlan, tensor: PlannedTensor, file: TensorFile, meter: Meter) -> _Streamed:
     streamed = _Streamed()
     sinks = [_Sink(file, output) for output in tensor.outputs]
 
@@ -77,7 +77,9 @@ def _stream(
             streamed.nonfinite[f"{source.name} in {source.tensors[0].file}"] += bad
         parts: Sequence[bytes] = [data]
         if tensor.quantization:
-            parts = quantizers[tensor.quantization].rows(data, tensor.dtype, tensor.shape[-1])
+            parts = tensor.quantization.rows(data, tensor.dtype, tensor.shape[-1])
+            if lost := tensor.quantization.lost_groups(parts[1]):
+                streamed.lost[f"{tensor.name} ({tensor.quantization})"] += lost
         for sink, part in zip(sinks, parts, strict=True):
             sink.append(part)
         meter.advance(len(data))
@@ -101,13 +103,24 @@ class _Sink:
 
 
 def _not_finite(counts: Mapping[str, int]) -> Refused:
-    found = sorted(counts.items())
-    listed = ", ".join(f"{name} ({count})" for name, count in found[:_SHOWN])
-    more = f" and {len(found) - _SHOWN} more tensors" if len(found) > _SHOWN else ""
     return Refused(
-        f"values that are NaN or infinite, or too large for the wanted dtype: {listed}{more}",
+        f"values that are NaN or infinite, or too large for the wanted dtype: {_listed(counts)}",
         hint="the file may be damaged: compare its hash with the original repository's",
     )
+
+
+def _lost(counts: Mapping[str, int]) -> Refused:
+    return Refused(
+        "groups of values so close to zero that MLX's scale for them wraps around and they would be read back as huge "
+        f"numbers: {_listed(counts)}",
+        hint="keep these modules out with --q-override MODULE=none, or choose another --q-mode",
+    )
+
+
+def _listed(counts: Mapping[str, int]) -> str:
+    found = sorted(counts.items())
+    listed = ", ".join(f"{name} ({count})" for name, count in found[:_SHOWN])
+    return listed + (f" and {len(found) - _SHOWN} more tensors" if len(found) > _SHOWN else "")
 
 
 def read_back(outputs: Sequence[Output], path: Path, hashes: Mapping[str, str], meter: Meter) -> None:

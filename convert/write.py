@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from draftpair.checkpoint.fingerprint import fingerprint
-from draftpair.checkpoint.folder import staged_folder
+from draftpair.checkpoint.folder import final_path, staged_folder
+from draftpair.checkpoint.hub.fetch import fetch_ranges
 from draftpair.checkpoint.manifest import MANIFEST
 from draftpair.convert.card import CARD, model_card
 from draftpair.convert.companions import copy_companion
@@ -22,9 +23,8 @@ from draftpair.convert.destination import CONFIG, INDEX, WEIGHTS, check_destinat
 from draftpair.convert.manifest import index, manifest, to_json
 from draftpair.convert.parallel import Meter, Progress
 from draftpair.convert.plan import SplitPlan
-from draftpair.convert.quantize import Quantizer
 from draftpair.convert.snapshot import refuse_changes
-from draftpair.convert.stream import Quantizers, read_back, write_weights
+from draftpair.convert.stream import read_back, write_weights
 from draftpair.errors import ToolError
 
 
@@ -40,18 +40,22 @@ def carry_out(plan: SplitPlan, progress: Progress | None = None) -> SplitResult:
     """Writes the drafter folder of `plan`.
 
     Raises Refused when a source value is not finite or the source changes, ToolError when a file cannot
-    be read or written or MLX is needed and absent; the output is then as it was.
+    be read or written; the output is then as it was.
     """
-    quantizers = {q: Quantizer(q) for q in {t.quantization for t in plan.tensors} if q}
     output, force = plan.request.output, plan.request.force
-    check_destination(plan.checkpoint, output, force)
     superseded = is_superseded if force else _nothing
-    with disk_errors(), staged_folder(output, replace=True, superseded=superseded) as folder:
-        needed = plan.total_size + sum(companion.nbytes for companion in plan.companions)
-        require_space(folder, output, needed)
+    tensors = {tensor for planned in plan.tensors for tensor in planned.tensors}
+    require_space(output, plan.total_size + sum(companion.nbytes for companion in plan.companions))
+    with (
+        disk_errors(output),
+        fetch_ranges(plan.checkpoint, tensors, progress),
+        staged_folder(output, replace=True, superseded=superseded) as folder,
+    ):
+        # From here on every change of the output is noticed: another run may have finished since the plan.
+        check_destination(plan.checkpoint, output, force)
         weights = folder / WEIGHTS
-        hashes = write_weights(plan, weights, quantizers, Meter("write", plan.dense_size, progress))
-        _write_others(plan, folder, hashes, quantizers)
+        hashes = write_weights(plan, weights, Meter("write", plan.dense_size, progress))
+        _write_others(plan, folder, hashes)
         refuse_changes(plan.checkpoint, plan.sources)
         read_back(
             [output for output, _ in plan.outputs],
@@ -66,13 +70,12 @@ def _nothing(name: str) -> bool:
     return False
 
 
-def _write_others(plan: SplitPlan, folder: Path, hashes: dict[str, str], quantizers: Quantizers) -> None:
+def _write_others(plan: SplitPlan, folder: Path, hashes: dict[str, str]) -> None:
     written = {CONFIG: to_json(plan.config()), INDEX: to_json(index(plan))}
     files = {name: hashlib.sha256(data).hexdigest() for name, data in written.items()}
     files |= {companion.name: copy_companion(companion, folder) for companion in plan.companions}
     source = fingerprint(plan.checkpoint, plan.match.place.prefixes)
-    version = next((q.version for q in quantizers.values() if q.version), None)
-    document = manifest(plan, source, hashes, files, version)
+    document = manifest(plan, source, hashes, files)
     written[MANIFEST] = to_json(document)
     # Not in the manifest: a card may be edited, and a drafter stays what it is.
     if plan.inherited is not None:
@@ -82,17 +85,20 @@ def _write_others(plan: SplitPlan, folder: Path, hashes: dict[str, str], quantiz
             file.write(data)
 
 
-def require_space(folder: Path, output: Path, needed: int) -> None:
-    """Raises ToolError when the disk of `folder`, which becomes `output`, has less than `needed` bytes free."""
-    free = shutil.disk_usage(folder).free
+def require_space(output: Path, needed: int) -> None:
+    """Raises ToolError when the disk that `output` will lie on has less than `needed` bytes free."""
+    with disk_errors(output):
+        place = next(folder for folder in output.absolute().parents if folder.exists())
+        free = shutil.disk_usage(place).free
     if free < needed:
         raise ToolError(f"{needed:,} bytes are needed; the disk of {output} has {free:,} free")
 
 
 @contextmanager
-def disk_errors() -> Iterator[None]:
-    """File-system errors as errors of the tool, naming the file."""
+def disk_errors(output: Path) -> Iterator[None]:
+    """File-system errors as errors of the tool, naming the file, or `output` where the system names none."""
     try:
         yield
     except OSError as error:
-        raise ToolError(f"{error.filename or 'a file'}: {error.strerror or error}") from error
+        path = Path(str(error.filename2 or error.filename or output))
+        raise ToolError(f"{final_path(path, output)}: {error.strerror or error}") from error

@@ -26,22 +26,24 @@ def read_weights(checkpoint: Checkpoint) -> Weights:
 
 
 def quantize_like(network: nn.Module, weights: Weights, checkpoint: Checkpoint) -> None:
-    """Quantize the modules whose ``.scales`` are stored, as ``quantization`` in config.json says.
+    """Quantize the modules whose ``.scales`` are stored, as ``quantization`` in config.json says for each.
 
     Refused when scales are stored and config.json has no ``quantization``, or when the stored shapes are of
     another number of bits or another group size.
     """
     if not any(name.endswith(".scales") for name in weights):
         return
-    settings = _settings(checkpoint)
+    everywhere = _settings(checkpoint)
 
-    def stored(path: str, module: nn.Module) -> bool:
+    def stored(path: str, module: nn.Module) -> bool | dict[str, Any]:
         if f"{path}.scales" not in weights or not hasattr(module, "to_quantized"):
             return False
+        own = (checkpoint.config.quantization or {}).get(path)
+        settings = {**everywhere, **own} if isinstance(own, dict) else everywhere
         _check_packing(path, module, weights, settings, checkpoint)
-        return True
+        return settings
 
-    nn.quantize(network, class_predicate=stored, **settings)
+    nn.quantize(network, class_predicate=stored, **everywhere)
 
 
 def fill(network: nn.Module, weights: Weights, checkpoint: Checkpoint) -> None:

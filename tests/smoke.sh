@@ -24,9 +24,10 @@ expect 1 "$bin/draftpair" inspect target --require-head
 expect 0 "$bin/draftpair" split-mtp --model raw --output drafter
 expect 0 "$bin/draftpair" validate target drafter --strict
 expect 0 "$bin/draftpair" validate drafter --json
-expect 3 "$bin/draftpair" split-mtp --model raw --output quantized --q-bits 4
-grep -q 'draftpair\[cpu\]' err
-[ ! -e quantized ]
+expect 0 "$bin/draftpair" split-mtp --model raw --output quantized --q-bits 4 --q-override lm_head=mxfp8
+expect 0 "$bin/draftpair" validate target quantized --strict
+expect 0 "$bin/draftpair" attach --model target --drafter quantized --output whole
+expect 0 "$bin/draftpair" inspect whole --require-head
 expect 3 "$bin/draftpair" generate --model target --prompt abc
 grep -q 'pip install' err
 expect 2 "$bin/draftpair" split-mtp --model raw

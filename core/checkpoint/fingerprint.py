@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Sequence
+from itertools import islice
 from typing import Any
 
 from draftpair.checkpoint.checkpoint import Checkpoint
@@ -42,9 +43,9 @@ def fingerprint(checkpoint: Checkpoint, exclude: Sequence[str] = ()) -> dict[str
     has_config = checkpoint.has_file("config.json")
     return {
         "headers_sha256": _hash(_line(t.name, t.dtype, t.shape) for t in tensors),
-        "norms_sha256": _hash(part for t in norms for part in _norm(checkpoint, t)) if norms else None,
+        "norms_sha256": _hash(_norms(checkpoint, norms)) if norms else None,
         "norms": len(norms),
-        "samples_sha256": _hash(p for t in sampled for p in _samples(checkpoint, t)) if sampled else None,
+        "samples_sha256": _hash(_samples(checkpoint, sampled)) if sampled else None,
         "config_sha256": _hash([checkpoint.read_bytes("config.json")]) if has_config else None,
     }
 
@@ -60,20 +61,27 @@ def _spread(tensors: Sequence[TensorInfo]) -> list[TensorInfo]:
     return [tensors[place * last // max(steps, 1)] for place in range(steps + 1)]
 
 
-def _samples(checkpoint: Checkpoint, tensor: TensorInfo) -> Iterable[bytes]:
-    yield _line(tensor.name)
-    size = min(SAMPLE_BYTES, tensor.nbytes)
-    for begin in (0, (tensor.nbytes - size) // 2, tensor.nbytes - size):
-        yield checkpoint.read(tensor, begin, begin + size)
+def _samples(checkpoint: Checkpoint, tensors: Sequence[TensorInfo]) -> Iterable[bytes]:
+    sizes = [min(SAMPLE_BYTES, tensor.nbytes) for tensor in tensors]
+    samples = checkpoint.read_each(
+        (tensor, begin, begin + size)
+        for tensor, size in zip(tensors, sizes, strict=True)
+        for begin in (0, (tensor.nbytes - size) // 2, tensor.nbytes - size)
+    )
+    for tensor in tensors:
+        yield _line(tensor.name)
+        yield from islice(samples, 3)
 
 
 def _is_norm(tensor: TensorInfo) -> bool:
     return len(tensor.shape) == 1 and tensor.name.endswith(NORM_SUFFIX) and tensor.dtype in FLOAT_DTYPES
 
 
-def _norm(checkpoint: Checkpoint, tensor: TensorInfo) -> Iterable[bytes]:
-    yield _line(tensor.name, tensor.shape)
-    yield to_float32(checkpoint.read(tensor), tensor.dtype).astype("<f4").tobytes()
+def _norms(checkpoint: Checkpoint, tensors: Sequence[TensorInfo]) -> Iterable[bytes]:
+    wanted = ((tensor, 0, tensor.nbytes) for tensor in tensors)
+    for tensor, data in zip(tensors, checkpoint.read_each(wanted), strict=True):
+        yield _line(tensor.name, tensor.shape)
+        yield to_float32(data, tensor.dtype).astype("<f4").tobytes()
 
 
 def _line(*fields: Any) -> bytes:

@@ -47,30 +47,42 @@ def staged_folder(
     `replace` only a destination that is missing or empty is accepted.
 
     Raises Usage for a destination that can never be used, ToolError when the file system refuses or the
-    destination changed while the block ran.
+    destination changed while the block ran; or, with the folder in place, when that may not have reached the disk.
     """
     destination = _resolved(destination)
     before = destination_state(destination)
     if before is not None and before[2] and not replace:
         raise Usage(f"{destination} exists and is not empty", hint="choose another folder, or replace it")
-    made = _make_parents(destination.parent)
+    made: list[Path] = []
     staged: Path | None = None
     try:
+        with _reported(f"cannot make the folder {destination.parent}"):
+            _make_parents(destination.parent, made)
         _remove_stale(destination)
         staged = _sibling(destination, "new")
-        with _reported(f"cannot make the folder {staged}"):
+        with _reported(f"cannot make a folder in {destination.parent}"):
             os.mkdir(staged)
         with _locked(staged):
             yield staged
             with _reported(f"cannot put {destination} in place"):
                 _put_in_place(staged, destination, before, superseded)
         made = []
+        with _reported(f"{destination} is in place, but the disk has not confirmed it"):
+            _sync_folder(destination.parent)
     finally:
         if staged is not None:
-            shutil.rmtree(staged, ignore_errors=True)
+            _remove(staged)
         for folder in made:
             with suppress(OSError):
                 folder.rmdir()
+
+
+def final_path(path: Path, destination: Path) -> Path:
+    """Where a file of the temporary folder of `destination` is to lie in the end; any other path as it is."""
+    prefix = _prefix(_resolved(destination), "new")
+    if path.name.startswith(prefix):
+        return destination
+    return destination / path.name if path.parent.name.startswith(prefix) else path
 
 
 def _resolved(path: Path) -> Path:
@@ -150,20 +162,20 @@ def _put_in_place(
                 raise _changed(destination) from error
             raise
     else:
-        with _locked(destination):
+        with _locked(destination, wait=True):  # of several runs one at a time; the others find it changed
             if destination_state(destination) != before:
                 raise _changed(destination)
             _carry_over(destination, staged, superseded)
             _sync(staged)
             exchange(staged, destination)
             _confirm(staged, destination, before)
-    _sync_folder(destination.parent)
 
 
 def _confirm(old: Path, destination: Path, before: _State) -> None:
     """After the exchange: what was taken out must be what was there at the start, or it goes back."""
-    if destination_state(old) == before:
-        return
+    with suppress(ToolError):  # as for a folder that was put into it
+        if destination_state(old) == before:
+            return
     try:
         exchange(old, destination)
     except OSError as error:
@@ -196,19 +208,24 @@ def _changed(destination: Path) -> ToolError:
     )
 
 
-def _make_parents(folder: Path) -> list[Path]:
-    """Makes the missing folders up to `folder`; returns those made, innermost first."""
+def _make_parents(folder: Path, made: list[Path]) -> None:
+    """Makes the missing folders up to `folder`, and puts those it makes into `made`, innermost first."""
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
-    made: list[Path] = []
-    try:
-        for path in reversed(missing):
+    for path in reversed(missing):
+        made.insert(0, path)
+        try:
             path.mkdir()
-            made.insert(0, path)
-    except OSError as error:
-        for path in made:
-            path.rmdir()
-        raise Usage(f"cannot make the folder {folder}: {error.strerror}") from error
-    return made
+        except FileExistsError:  # another run was faster
+            made.remove(path)
+
+
+def _remove(folder: Path) -> None:
+    """Removes a folder as far as it can be; one interrupt does not cut that short."""
+    try:
+        shutil.rmtree(folder, ignore_errors=True)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
 
 
 def _prefix(destination: Path, kind: str) -> str:
@@ -235,15 +252,15 @@ def _remove_stale(destination: Path) -> None:
 
 
 @contextmanager
-def _locked(folder: Path, strict: bool = False) -> Iterator[None]:
-    """Holds a lock on the folder. A file system without locks is no error unless `strict`."""
+def _locked(folder: Path, strict: bool = False, wait: bool = False) -> Iterator[None]:
+    """Holds a lock on the folder, with `wait` once nobody else does. To get none is no error unless `strict`."""
     if fcntl is None:
         yield
         return
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(fd, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except OSError:
             if strict:
                 raise
@@ -266,7 +283,10 @@ def _sync(folder: Path) -> None:
 
 
 def _sync_folder(folder: Path) -> None:
-    fd = os.open(folder, os.O_RDONLY)
+    try:
+        fd = os.open(folder, os.O_RDONLY)
+    except PermissionError:
+        return  # it may be written and not read: nothing can be asked of it
     try:
         os.fsync(fd)
     except OSError as error:

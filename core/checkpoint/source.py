@@ -29,6 +29,11 @@ class HubName:
     def __str__(self) -> str:
         return self.repository if self.revision is None else f"{self.repository}@{self.revision}"
 
+    @property
+    def download(self) -> str:
+        """The command that brings all of its files into the local cache."""
+        return f"hf download {self.repository}" + (f" --revision {self.revision}" if self.revision else "")
+
 
 def parse_source(source: str | Path, revision: str | None = None) -> Path | HubName:
     """Tell a path from a Hub name; Usage for what is neither, or for a revision that does not fit.

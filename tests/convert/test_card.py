@@ -60,7 +60,6 @@ MANIFEST: dict[str, Any] = {
         "model.enorm.weight": "a vector",
         "model.hnorm.weight": "a vector",
     },
-    "mlx_version": "0.32.4",
     "tensors": {
         "lm_head.weight": tensor("U32", 154880, 256, steps=(QUANTIZE,)),
         "lm_head.scales": tensor("BF16", 154880, 32, steps=(QUANTIZE,)),
@@ -121,7 +120,7 @@ def test_the_fields_of_a_quantized_drafter(glm: Family) -> None:
 
 
 def test_a_full_precision_head_has_no_relation_and_nothing_has_a_pipeline_tag(glm: Family) -> None:
-    found = fields(card(glm, quantization=None, kept_full_precision={}, mlx_version=None))
+    found = fields(card(glm, quantization=None, kept_full_precision={}))
     assert found["base_model"] == REPOSITORY
     assert not found.keys() & {"base_model_relation", "pipeline_tag"}
 
@@ -193,7 +192,7 @@ def test_what_is_borrowed_is_told(glm: Family) -> None:
 def test_modules_that_are_quantized_otherwise_are_named(glm: Family) -> None:
     other = {"mode": "mxfp8", "bits": 8, "group_size": 32}
     quantization = {**MANIFEST["quantization"], "lm_head": other, "eh_proj": False}
-    text = card(glm, quantization=quantization, mlx_version=None)
+    text = card(glm, quantization=quantization)
     assert (
         "- **Quantization**: affine, 4 bits, groups of 64, but `lm_head` mxfp8, 8 bits, groups of 32\n"
         in text

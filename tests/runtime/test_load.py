@@ -12,6 +12,7 @@ import mlx.core as mx
 import pytest
 from mlx.utils import tree_flatten
 
+from draftpair import api
 from draftpair.checkpoint import open_checkpoint
 from draftpair.errors import ToolError, Usage
 from draftpair.runtime import load as loading
@@ -125,3 +126,19 @@ def test_end_of_text_ids_come_from_the_first_file_that_names_them(
 def test_the_width_is_decided_without_mlx() -> None:
     code = "import sys, draftpair.validate.width; sys.exit('mlx' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_modules_quantized_in_ways_of_their_own_are_read_so(tmp_path: Path) -> None:
+    api.split_mtp(
+        write_checkpoint(tmp_path / "raw"),
+        tmp_path / "mixed",
+        q_bits=4,
+        q_overrides=("lm_head=8", "eh_proj=mxfp4"),
+    )
+    checkpoint = open_checkpoint(tmp_path / "mixed")
+    drafter = _load_drafter(checkpoint, "glm4_moe_lite_mtp")
+    modules = dict(drafter.network.named_modules())
+    found = {name: (m.bits, m.mode) for name, m in modules.items() if hasattr(m, "bits")}
+    assert found["lm_head"] == (8, "affine")
+    assert found["model.eh_proj"] == (4, "mxfp4")
+    assert found["model.mtp_block.self_attn.o_proj"] == (4, "affine")
