@@ -88,7 +88,11 @@ def plan_attach(
     names = dict(_names(drafter, family, prefix, first))
     if clashes := sorted(target.tensors.keys() & set(names.values())):
         raise Refused(f"{target.source} has tensors of these names already: {', '.join(clashes[:5])}")
-    copied = tuple(name for name in sorted(os.listdir(target.root)) if _goes_along(target.root / name))
+    copied = tuple(
+        name
+        for name in sorted(os.listdir(target.require_folder("attach")))
+        if _goes_along(target.root / name)
+    )
     return AttachPlan(
         target=target,
         drafter=drafter,
@@ -110,8 +114,8 @@ def carry_out_attach(plan: AttachPlan, progress: Progress | None = None) -> None
     Raises ToolError when a file cannot be read or written, Refused when the drafter changes or the result does not
     hold a whole head; nothing is then left at the output.
     """
-    with disk_errors(), staged_folder(plan.output, replace=False) as folder:
-        require_space(folder, plan.output, plan.nbytes + (0 if plan.link else _size(plan)))
+    require_space(plan.output, plan.nbytes + (0 if plan.link else _size(plan)))
+    with disk_errors(plan.output), staged_folder(plan.output, replace=False) as folder:
         hashes = _write_head(plan, folder / HEAD_FILE, Meter("write", plan.nbytes, progress))
         for name in plan.copied:
             _bring(Path(os.path.realpath(plan.target.root / name)), folder / name, plan.link)
@@ -246,7 +250,7 @@ def _bring(source: Path, copy: Path, link: bool) -> None:
             os.link(source, copy)
         except OSError as error:
             raise ToolError(
-                f"{source} cannot be linked into {copy.parent}: {error.strerror}",
+                f"{source} cannot be linked: {error.strerror}",
                 hint="leave --link out: the files are then copied",
             ) from error
     else:

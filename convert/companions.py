@@ -1,7 +1,8 @@
 """The files that go with the weights: tokenizer, chat template, generation defaults, licence.
 
-They are copied as they are. A symbolic link in the source is followed only to a file of the source folder
-or of the Hub cache it belongs to: a downloaded folder must not be able to name any file of this machine.
+They are copied as they are, from the source folder or from the Hub. A symbolic link in the source is followed only
+to a file of the source folder or of the Hub cache it belongs to: a downloaded folder must not be able to name any
+file of this machine.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,15 +31,17 @@ NAMES = (
 )
 _LICENCES = ("LICENSE", "LICENCE", "NOTICE")
 _CHUNK = 1 << 18
+_HUB_CHUNK = 4 << 20
 
 
 @dataclass(frozen=True)
 class Companion:
-    """A file to copy: its name in both folders, and the real path it is read from."""
+    """A file to copy: its name in both folders, its size, and the real path it is read from, None on the Hub."""
 
     name: str
-    path: Path
     nbytes: int
+    path: Path | None
+    checkpoint: Checkpoint
 
 
 def is_companion(name: str) -> bool:
@@ -50,28 +53,37 @@ def find_companions(checkpoint: Checkpoint) -> tuple[list[Companion], list[Findi
     """The companions the source has, sorted by name, and what is to be said about the others."""
     companions: list[Companion] = []
     outside: list[str] = []
-    for name in sorted(filter(is_companion, os.listdir(checkpoint.root))):
-        path = Path(os.path.realpath(checkpoint.root / name))
-        if not path.is_file():
-            continue
-        if path.parent in _homes(checkpoint.root):
-            companions.append(Companion(name, path, path.stat().st_size))
-        else:
+    for name in filter(is_companion, checkpoint.storage.names()):
+        here = checkpoint.storage.path(name)
+        path = Path(os.path.realpath(here)) if here else None
+        if here and path and path.parent not in _homes(here.parent):
             outside.append(name)
+        else:
+            companions.append(Companion(name, checkpoint.storage.state(name)[1], path, checkpoint))
     return companions, [*_outside(outside), *_absent({c.name for c in companions} | set(outside))]
 
 
 def copy_companion(companion: Companion, folder: Path) -> str:
     """Copies one file into `folder` and returns the SHA-256 of what was written, in hexadecimal."""
     digest = hashlib.sha256()
-    flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0)
-    with open(os.open(companion.path, flags), "rb") as source, open(folder / companion.name, "xb") as copy:
-        if not stat.S_ISREG(os.fstat(source.fileno()).st_mode):
-            raise ToolError(f"{companion.path} is no longer a plain file")
-        while chunk := source.read(_CHUNK):
+    with open(folder / companion.name, "xb") as copy:
+        for chunk in _content(companion):
             digest.update(chunk)
             copy.write(chunk)
     return digest.hexdigest()
+
+
+def _content(companion: Companion) -> Iterator[bytes]:
+    if companion.path is None:
+        for begin in range(0, companion.nbytes, _HUB_CHUNK):
+            yield companion.checkpoint.storage.read(companion.name, begin, begin + _HUB_CHUNK)[0]
+        return
+    flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0)
+    with open(os.open(companion.path, flags), "rb") as source:
+        if not stat.S_ISREG(os.fstat(source.fileno()).st_mode):
+            raise ToolError(f"{companion.path} is no longer a plain file")
+        while chunk := source.read(_CHUNK):
+            yield chunk
 
 
 def _homes(root: Path) -> tuple[Path, ...]:

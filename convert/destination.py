@@ -30,7 +30,7 @@ def check_destination(checkpoint: Checkpoint, output: Path, force: bool) -> list
     Raises Usage when the output is the source, holds it, or may not be replaced; ToolError when it cannot
     be listed.
     """
-    _refuse_source(checkpoint, output)
+    refuse_source(checkpoint, output)
     marker = next((name for name in _MARKERS if os.path.lexists(output / name)), None)
     if marker and not force:
         raise _occupied(output, marker)
@@ -65,15 +65,16 @@ def replaced_note(present: Sequence[str], written: Sequence[str], force: bool) -
     return [Finding("SPLIT-OUTPUT-REPLACED", "note", message, found=names)]
 
 
-def _refuse_source(checkpoint: Checkpoint, output: Path) -> None:
+def refuse_source(checkpoint: Checkpoint, output: Path) -> None:
+    """Raises Usage when `output` is the folder of a checkpoint that is read, or holds one of its files."""
     target = Path(os.path.realpath(output))
-    root = Path(os.path.realpath(checkpoint.root))
-    if target == root:
+    folder = checkpoint.storage.folder
+    if folder is not None and target == Path(os.path.realpath(folder)):
         raise Usage(
             f"{output} is the source itself: its config.json, weights and tokenizer would be overwritten",
             hint="choose another output folder",
         )
-    for path in _real_sources(checkpoint, root):
+    for path in _real_sources(checkpoint):
         if target in path.parents:
             raise Usage(
                 f"{output} holds the source ({path})",
@@ -81,10 +82,10 @@ def _refuse_source(checkpoint: Checkpoint, output: Path) -> None:
             )
 
 
-def _real_sources(checkpoint: Checkpoint, root: Path) -> Iterable[Path]:
-    yield root
-    for name in sorted(checkpoint.files):
-        yield Path(os.path.realpath(root / name))
+def _real_sources(checkpoint: Checkpoint) -> Iterable[Path]:
+    """The folder and the weight files as far as they are on this machine, every link followed."""
+    paths = (checkpoint.storage.folder, *map(checkpoint.storage.path, sorted(checkpoint.files)))
+    return (Path(os.path.realpath(path)) for path in paths if path is not None)
 
 
 def _occupied(output: Path, marker: str) -> Usage:

@@ -79,7 +79,7 @@ def _refused(findings: list[Finding]) -> Refused:
 def _refuse_unreadable(checkpoint: Checkpoint) -> None:
     if not checkpoint.has_file("config.json"):
         raise Refused(
-            f"{checkpoint.root} has no config.json",
+            f"{checkpoint.place} has no config.json",
             hint="--model wants the raw checkpoint's whole folder: config.json, weights and tokenizer",
         )
     if fatal := [f for f in by_severity(checkpoint.findings) if f.level == "error" and f.rule in _FATAL]:

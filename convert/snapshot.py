@@ -1,14 +1,17 @@
-"""Notices that a source file changed between the plan and the end of the run."""
+"""Notices that a source file changed between the plan and the end of the run.
+
+Of files on the Hub there is nothing to notice here: each answer is held against the commit when it is read.
+"""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection, Mapping
 
 from draftpair.checkpoint import Checkpoint
-from draftpair.errors import Refused, ToolError
+from draftpair.checkpoint.storage import State
+from draftpair.errors import Refused
 
-Snapshot = Mapping[str, tuple[int, int, int]]
+Snapshot = Mapping[str, State]
 
 
 def snapshot(checkpoint: Checkpoint, files: Collection[str]) -> Snapshot:
@@ -16,15 +19,12 @@ def snapshot(checkpoint: Checkpoint, files: Collection[str]) -> Snapshot:
 
     Raises Refused when a file's size is not the one its header was read with, ToolError when it is gone.
     """
-    state: dict[str, tuple[int, int, int]] = {}
+    state: dict[str, State] = {}
     for name in sorted(files):
-        try:
-            found = os.stat(checkpoint.root / name)
-        except OSError as error:
-            raise ToolError(f"{checkpoint.root / name} cannot be examined: {error.strerror}") from error
-        if found.st_size != checkpoint.files[name].size:
-            raise _changed(name, f"{checkpoint.files[name].size} bytes then, {found.st_size} now")
-        state[name] = (found.st_ino, found.st_size, found.st_mtime_ns)
+        state[name] = checkpoint.storage.state(name)
+        then, now = checkpoint.files[name].size, state[name][1]
+        if now != then:
+            raise _changed(name, f"{then} bytes then, {now} now")
     return state
 
 

@@ -84,7 +84,7 @@ def split_mtp(
     request = Request(_output_path(output), block_size, *quantization, dtype, norms, force)
     check_request(request)
     if upload_repo is not None:
-        from draftpair.checkpoint.upload import check_upload
+        from draftpair.checkpoint.hub.upload import check_upload
 
         check_upload(upload_repo)
     checkpoint = open_checkpoint(model, revision)
@@ -97,7 +97,7 @@ def split_mtp(
 
 def _upload(plan: SplitPlan, repository: str, bars: bool) -> dict[str, Any]:
     """Uploads what a split wrote, unless `validate` has something against it."""
-    from draftpair.checkpoint.upload import upload_folder_to_hub
+    from draftpair.checkpoint.hub.upload import upload_folder_to_hub
     from draftpair.convert.destination import is_superseded
 
     folder = plan.request.output
@@ -208,12 +208,14 @@ def generate(
     if not isinstance(prompt, str):
         raise Usage(f"the prompt is {type(prompt).__name__}, not text")
     target = open_checkpoint(model)
+    target.require_folder("generate")
     require_runnable(target)
     pair = None
     if draft_model is not None:
         from draftpair.validate import validated_pair
 
         drafter = open_checkpoint(draft_model)
+        drafter.require_folder("generate")
         _refuse_embedded_head(target, drafter)
         pair = validated_pair(target, drafter, draft_block_size, allow_doubtful)
         _require_kind(draft_kind, pair.family.kind)

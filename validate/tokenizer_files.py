@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from draftpair.checkpoint import Checkpoint
-from draftpair.checkpoint.checkpoint import shown_path
 from draftpair.checkpoint.wording import printable
 from draftpair.errors import Refused
 
@@ -253,7 +252,7 @@ def _object(checkpoint: Checkpoint, name: str) -> dict[str, Any]:
 
 def _place(checkpoint: Checkpoint, name: str) -> str:
     """A file as messages name it: with its folder, for there are two tokenizers in a pair."""
-    return shown_path(checkpoint.root / name)
+    return checkpoint.shown(name)
 
 
 def _is_id(value: Any) -> bool:

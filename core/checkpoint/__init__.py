@@ -1,4 +1,4 @@
-"""Reads and writes checkpoints, in folders and in the local Hub cache; knows nothing of drafters."""
+"""Reads and writes checkpoints, in folders and on the Hub; knows nothing of drafters."""
 
 from draftpair.checkpoint.checkpoint import Checkpoint, WeightFile
 from draftpair.checkpoint.config import ConfigView

@@ -14,7 +14,7 @@ from pathlib import Path
 from draftpair.checkpoint.checkpoint import Checkpoint, WeightFile
 from draftpair.checkpoint.config import ConfigView, parse_config
 from draftpair.checkpoint.header import Header, HeaderError, parse_header
-from draftpair.checkpoint.hub import cached_snapshot, commit_of, find_snapshot, is_offline
+from draftpair.checkpoint.hub.cache import cached_snapshot, commit_of, find_snapshot, is_offline
 from draftpair.checkpoint.index import INDEX_NAME, Index, check_index, parse_index
 from draftpair.checkpoint.rope import CONFIG_NAME
 from draftpair.checkpoint.shards import check_numbering, check_single, named_files, union
@@ -70,8 +70,8 @@ def _open_hub(source: str, name: HubName) -> Checkpoint:
         if not any(map(_is_partial, checkpoint.findings)):
             return checkpoint
     # The only part that uses the network, and what it takes to load.
-    from draftpair.checkpoint.client import HubError
-    from draftpair.checkpoint.remote import open_repository
+    from draftpair.checkpoint.hub.client import HubError
+    from draftpair.checkpoint.hub.remote import open_repository
 
     try:
         storage, commit = open_repository(name)

@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 from huggingface_hub import constants, snapshot_download
 
-from draftpair.checkpoint import Checkpoint, client, open_checkpoint, remote, workers
+from draftpair.checkpoint import Checkpoint, open_checkpoint
+from draftpair.checkpoint.hub import client, remote, workers
 from draftpair.errors import Refused, ToolError, Usage
 from fixtures.glm4_moe_lite import write_checkpoint
 from fixtures.hub_server import Fault, HubServer, hub_server

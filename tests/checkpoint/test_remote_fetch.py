@@ -13,9 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from draftpair.checkpoint import Checkpoint, TensorInfo, fetch, open_checkpoint, remote, spool, workers
-from draftpair.checkpoint.fetch import fetch_ranges
-from draftpair.checkpoint.spool import merged, open_spool, pieces, without
+from draftpair.checkpoint import Checkpoint, TensorInfo, open_checkpoint
+from draftpair.checkpoint.hub import fetch, remote, spool, workers
+from draftpair.checkpoint.hub.fetch import fetch_ranges
+from draftpair.checkpoint.hub.spool import merged, open_spool, pieces, without
 from draftpair.errors import Refused, ToolError
 from fixtures.glm4_moe_lite import write_checkpoint
 from fixtures.hub_server import Fault, HubServer, hub_server

@@ -14,7 +14,7 @@ import pytest
 from huggingface_hub import constants
 from huggingface_hub.utils import are_progress_bars_disabled
 
-from draftpair.checkpoint.upload import Upload, check_upload, upload_folder_to_hub
+from draftpair.checkpoint.hub.upload import Upload, check_upload, upload_folder_to_hub
 from draftpair.errors import Refused, ToolError, Usage
 from fixtures.hub_upload import DROPPED, Repository, UploadHub, upload_hub
 

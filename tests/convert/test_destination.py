@@ -58,13 +58,23 @@ def test_a_folder_with_unrelated_files_keeps_them(raw: Path, tmp_path: Path, too
     os.chmod(out, 0o750)
     (out / "link").symlink_to("../raw/config.json")
     inode = (out / "README.md").stat().st_ino
-    tools.split(raw, out)
+    done = tools.split(raw, out)
+    assert "SPLIT-CARD-KEPT" in {finding.rule for finding in done.plan.findings}
+    assert "README.md" not in done.plan.files
     assert (out / "README.md").read_text() == "hello"
     assert (out / "README.md").stat().st_ino == inode
     assert (out / "LICENSE").read_text() == "mine"
     assert os.readlink(out / "link") == "../raw/config.json"
     assert out.stat().st_mode & 0o777 == 0o750
     assert (out / "model.safetensors").is_file()
+
+
+def test_with_force_the_drafters_card_takes_the_place_of_another(raw: Path, tmp_path: Path, tools) -> None:
+    out = make(tmp_path / "out", README__md="hello")
+    plan = tools.split(raw, out, force=True).plan
+    assert "not a model" in (out / "README.md").read_text()
+    (finding,) = [finding for finding in plan.findings if finding.rule == "SPLIT-OUTPUT-REPLACED"]
+    assert finding.found == ["README.md"]
 
 
 def test_a_missing_folder_is_made_with_its_parents(raw: Path, tmp_path: Path, tools) -> None:

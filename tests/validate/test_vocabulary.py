@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from draftpair.checkpoint import Checkpoint, ConfigView, TensorInfo
+from draftpair.checkpoint.storage import Folder
 from draftpair.validate.vocabulary import VocabularySizes, vocabulary_relation, vocabulary_sizes
 
 
@@ -17,7 +18,7 @@ def checkpoint(config: dict[str, Any], **shapes: tuple[int, ...]) -> Checkpoint:
     tensors = {
         name: TensorInfo(name, "BF16", shape, "model.safetensors", 0, 0) for name, shape in names.items()
     }
-    return Checkpoint("memory", Path(), None, {}, tensors, ConfigView(config), None, ())
+    return Checkpoint("memory", Folder(Path()), None, {}, tensors, ConfigView(config), None, ())
 
 
 def sizes(rows: int | None, tokenizer: int | None = None) -> VocabularySizes:

@@ -13,10 +13,10 @@ from threading import Lock
 
 from draftpair.checkpoint.checkpoint import Checkpoint
 from draftpair.checkpoint.header import TensorInfo
-from draftpair.checkpoint.hub import spool_folder
-from draftpair.checkpoint.remote import Changed, Repository
-from draftpair.checkpoint.spool import Span, Spool, merged, open_spool, pieces
-from draftpair.checkpoint.workers import at_once
+from draftpair.checkpoint.hub.cache import spool_folder
+from draftpair.checkpoint.hub.remote import Changed, Repository
+from draftpair.checkpoint.hub.spool import Span, Spool, merged, open_spool, pieces
+from draftpair.checkpoint.hub.workers import at_once
 from draftpair.errors import Refused, ToolError
 
 STAGE = "fetch"

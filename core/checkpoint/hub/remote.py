@@ -18,13 +18,13 @@ from pathlib import Path
 from threading import Lock
 from typing import Protocol, TypeVar
 
-from draftpair.checkpoint.client import Answer, Hub, HubError, Listing
-from draftpair.checkpoint.hub import find_snapshot
+from draftpair.checkpoint.hub.cache import find_snapshot
+from draftpair.checkpoint.hub.client import Answer, Hub, HubError, Listing
+from draftpair.checkpoint.hub.workers import Patience, Stopped, at_once, persist, stop_of_thread
 from draftpair.checkpoint.source import HubName
 from draftpair.checkpoint.storage import Folder, State, Storage
 from draftpair.checkpoint.strict_json import MAX_JSON_BYTES
 from draftpair.checkpoint.wording import printable
-from draftpair.checkpoint.workers import Patience, Stopped, at_once, persist, stop_of_thread
 from draftpair.errors import ToolError
 
 MAX_WHOLE_BYTES = MAX_JSON_BYTES

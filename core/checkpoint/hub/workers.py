@@ -9,7 +9,7 @@ from itertools import islice
 from threading import Event, local
 from typing import TypeVar
 
-from draftpair.checkpoint.client import HubError
+from draftpair.checkpoint.hub.client import HubError
 
 PAUSE = 0.5
 LONGEST_PAUSE = 60.0
