@@ -1,10 +1,12 @@
-"""Time and peak memory of split-mtp on a synthetic checkpoint with the true GLM-4.7-Flash layer shapes.
+"""Time and peak memory of split-mtp beside `cp` and mlx-vlm's splitter, on heads of GLM-4.7-Flash's shapes.
 
-Each split is a whole process, read-back and fsync included. The head (2.56 GB) holds random finite
-bfloat16 values in six shards; the trunk is there by name only, as holes in sparse files, but for its norms.
+Each contender is a whole process; all of them take turns, in every round, on the same source, with the page cache warm
+and nothing left to be written back. A head holds random finite bfloat16 values in six shards; the trunk is there by
+name only, as holes in sparse files, but for its norms. Without fsync means that the process's fsync does nothing;
+`cp` and the peer never flush. `cp` copies the bytes of the bf16 drafter.
 
-    python benchmarks/split.py                 # the real size; needs 6 GB of disk
-    python benchmarks/split.py --scale 0.1     # a quick look: vocabulary and experts at a tenth
+    python benchmarks/split.py                     # heads of 1.1 and 2.56 GB; 12 GB of disk; installs the peer
+    python benchmarks/split.py --scales 1 --modes bf16 mxfp4 --peer-modes --runs 5      # without the peer
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
@@ -119,23 +122,122 @@ def write_shard(path: Path, tensors: dict[str, tuple[int, ...]], block: memoryvi
         file.truncate(len(text) + 8 + end)
 
 
-def split_command(source: Path, output: Path, bits: int) -> list[str]:
-    """The command line of one split."""
-    command = [sys.executable, "-m", "draftpair", "split-mtp", "-m", str(source), "-o", str(output)]
-    return [*command, *(["--q-bits", str(bits)] if bits else [])]
+MODES = {
+    "bf16": [],
+    "affine 4": ["--q-bits", "4"],
+    "affine 8": ["--q-bits", "8"],
+    "mxfp4": ["--q-mode", "mxfp4", "--q-bits", "4", "--q-group-size", "32"],
+    "mxfp8": ["--q-mode", "mxfp8", "--q-bits", "8", "--q-group-size", "32"],
+    "nvfp4": ["--q-mode", "nvfp4", "--q-bits", "4", "--q-group-size", "16"],
+}
+_WITHOUT_FSYNC = "import os; os.fsync = lambda fd: None; from draftpair.cli import main; main()"
 
 
-def measure(command: list[str]) -> tuple[float, float, float]:
-    """Seconds of wall clock, seconds of processor, and peak MiB of one process."""
+@dataclass(frozen=True)
+class Contender:
+    """What is measured: a name, the mode it splits in, and its command but for the output."""
+
+    name: str
+    mode: str
+    command: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Result:
+    """Seconds of wall clock, seconds of processor and peak MiB of one process; `failed` is how it ended."""
+
+    seconds: float
+    processor: float
+    peak: float
+    failed: int
+
+
+def contenders(source: Path, plain: Path, options: argparse.Namespace, peer: str | None) -> list[Contender]:
+    """Every contender of one source; `plain` is a file of the bytes that `cp` copies."""
+    found = [Contender("cp", "bf16", ("cp", str(plain)))]
+    for mode in options.modes:
+        tail = ("split-mtp", "-m", str(source), *MODES[mode], "-o")
+        found.append(Contender("draftpair", mode, (sys.executable, "-m", "draftpair", *tail)))
+        found.append(Contender("draftpair, no fsync", mode, (sys.executable, "-c", _WITHOUT_FSYNC, *tail)))
+    for mode in options.peer_modes if peer else ():
+        split = ("-m", "mlx_vlm.split_mtp", "--model", str(source), *MODES[mode], "--output")
+        found.append(Contender("mlx-vlm", mode, (str(peer), *split)))
+    return found
+
+
+def measure(command: Sequence[str]) -> Result:
+    """Runs one process."""
     begin = time.perf_counter()
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     _, status, usage = os.wait4(process.pid, 0)
     seconds = time.perf_counter() - begin
     process.returncode = os.waitstatus_to_exitcode(status)
-    if process.returncode:
-        raise SystemExit(f"failed with {process.returncode}: {command}")
     unit = 1 << 20 if sys.platform == "darwin" else 1 << 10
-    return seconds, usage.ru_utime + usage.ru_stime, usage.ru_maxrss / unit
+    return Result(seconds, usage.ru_utime + usage.ru_stime, usage.ru_maxrss / unit, process.returncode)
+
+
+def install_peer(folder: Path) -> str:
+    """mlx-vlm 0.7.10 in an environment of its own; the Python of it."""
+    python = str(folder / "bin" / "python")
+    subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
+    pip = [python, "-m", "pip", "install", "-q"]
+    subprocess.run([*pip, "mlx[cpu]==0.32.4", "mlx-lm==0.32.2", "requests", "pillow"], check=True)
+    subprocess.run([*pip, "--no-deps", "mlx-vlm==0.7.10"], check=True)
+    return python
+
+
+def remove(path: Path) -> None:
+    """Removes what a contender wrote, and waits until nothing is left to be written to disk."""
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+    os.sync()
+
+
+def race(fields: list[Contender], output: Path, runs: int) -> dict[Contender, list[Result]]:
+    """All contenders in turn, `runs` times; one that failed once is not run again."""
+    results: dict[Contender, list[Result]] = {contender: [] for contender in fields}
+    for _ in range(runs):
+        for contender, done in results.items():
+            if not (done and done[-1].failed):
+                done.append(measure((*contender.command, str(output))))
+                remove(output)
+    return results
+
+
+def rows(results: Mapping[Contender, list[Result]]) -> Iterator[dict[str, object]]:
+    """One row a contender; the ratios are of medians of the same mode, and of `cp` for what does not flush."""
+    medians = {c: statistics.median(r.seconds for r in done) for c, done in results.items()}
+    by_name = {(c.name, c.mode): seconds for c, seconds in medians.items() if not results[c][-1].failed}
+    for contender, done in results.items():
+        peer = by_name.get(("mlx-vlm", contender.mode))
+        cp = by_name.get(("cp", contender.mode))
+        yield {
+            "contender": contender.name,
+            "mode": contender.mode,
+            "seconds": round(medians[contender], 2),
+            "best": round(min(r.seconds for r in done), 2),
+            "processor": round(statistics.median(r.processor for r in done), 2),
+            "peak_mib": round(max(r.peak for r in done)),
+            "of_peer": round(medians[contender] / peer, 2) if peer else None,
+            "speed_of_cp": round(cp / medians[contender], 2) if cp else None,
+            "failed": done[-1].failed or None,
+        }
+
+
+def table(found: list[dict[str, object]]) -> Iterator[str]:
+    """The rows as text."""
+    yield (
+        f"{'contender':<21}{'mode':<10}{'seconds':>8}{'best':>7}{'cpu s':>7}{'peak MiB':>10}"
+        f"{'time / peer':>13}{'speed / cp':>12}"
+    )
+    for row in found:
+        line = (
+            f"{row['contender']:<21}{row['mode']:<10}{row['seconds']:>8}{row['best']:>7}{row['processor']:>7}"
+        )
+        line += f"{row['peak_mib']:>10}{row['of_peer'] or '-':>13}{row['speed_of_cp'] or '-':>12}"
+        yield line + (f"  failed with {row['failed']}" if row["failed"] else "")
 
 
 def machine() -> str:
@@ -153,35 +255,57 @@ def machine() -> str:
 
 
 def main() -> None:
-    """Build the checkpoint in a process of its own, split it, print a table."""
+    """Build the checkpoints in processes of their own, let the contenders split them, print the tables."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--scale", type=float, default=1.0, help="factor for vocabulary and experts")
-    parser.add_argument("--runs", type=int, default=3, help="splits of each kind; the median is shown")
-    parser.add_argument("--bits", type=int, nargs="*", default=[0, 4], help="bit widths, 0 for none")
+    parser.add_argument(
+        "--scales", type=float, nargs="*", default=[0.43, 1.0], help="of vocabulary and experts"
+    )
+    parser.add_argument("--runs", type=int, default=3, help="rounds; medians are compared")
+    parser.add_argument("--modes", nargs="*", choices=MODES, default=list(MODES))
+    parser.add_argument("--peer-modes", nargs="*", choices=MODES, default=["bf16", "affine 4", "affine 8"])
+    parser.add_argument("--peer-python", help="a Python with mlx-vlm 0.7.10 (default: one is installed)")
     parser.add_argument("--folder", type=Path, help="where to work (default: a temporary folder)")
+    parser.add_argument("--json", type=Path, help="write the rows to this file as well")
     parser.add_argument("--make", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.make:
-        make_checkpoint(options.make, options.scale)
+        make_checkpoint(options.make, options.scales[0])
         return
-    with tempfile.TemporaryDirectory(dir=options.folder) as folder:
-        source, output = Path(folder, "source"), Path(folder, "drafter")
-        make = [sys.executable, __file__, "--scale", str(options.scale), "--make", str(source)]
-        subprocess.run(make, check=True)
-        print(f"{'split':<8}{'seconds':>9}{'cpu s':>8}{'peak MiB':>10}{'output MB':>11}")
-        for bits in options.bits:
-            results = []
-            for _ in range(options.runs):
-                shutil.rmtree(output, ignore_errors=True)
-                results.append(measure(split_command(source, output, bits)))
-            seconds, cpu, _ = (statistics.median(column) for column in zip(*results, strict=True))
-            peak = max(result[2] for result in results)
-            size = (output / "model.safetensors").stat().st_size / 1e6
-            name = f"{bits}-bit" if bits else "bf16"
-            print(f"{name:<8}{seconds:>9.1f}{cpu:>8.1f}{peak:>10.0f}{size:>11.0f}")
+    report = {}
+    with tempfile.TemporaryDirectory(dir=options.folder) as name:
+        folder = Path(name)
+        peer = options.peer_python
+        if options.peer_modes and not peer:
+            peer = install_peer(folder / "peer")
+        for scale in options.scales:
+            source, plain = folder / "source", folder / "plain"
+            make = [sys.executable, __file__, "--scales", str(scale), "--make", str(source)]
+            subprocess.run(make, check=True)
+            split = [
+                sys.executable,
+                "-m",
+                "draftpair",
+                "split-mtp",
+                "-m",
+                str(source),
+                "-o",
+                str(folder / "first"),
+            ]
+            subprocess.run(split, check=True, stdout=subprocess.DEVNULL)
+            (folder / "first" / "model.safetensors").rename(plain)
+            remove(folder / "first")
+            fields = contenders(source, plain, options, peer)
+            found = list(rows(race(fields, folder / "output", options.runs)))
+            size = f"{plain.stat().st_size / 1e9:.2f} GB"
+            report[size] = found
+            print(f"head of {size}", *table(found), "", sep="\n", flush=True)
+            remove(source)
+            remove(plain)
     print(machine())
+    if options.json:
+        options.json.write_text(json.dumps({"machine": machine(), "heads": report}, indent=2))
 
 
 if __name__ == "__main__":

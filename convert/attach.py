@@ -7,7 +7,6 @@ appears whole or not at all.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shutil
 from collections.abc import Iterator, Mapping
@@ -15,30 +14,45 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from draftpair.checkpoint import Checkpoint, TensorInfo, open_checkpoint
+from draftpair.checkpoint import (
+    PLAIN_DTYPES,
+    Checkpoint,
+    TensorInfo,
+    from_float32,
+    open_checkpoint,
+    to_float32,
+)
 from draftpair.checkpoint.folder import staged_folder
+from draftpair.checkpoint.storage import list_folder
+from draftpair.checkpoint.wording import some
 from draftpair.checkpoint.writer import Output, TensorFile
+from draftpair.convert.companions import leads_out
 from draftpair.convert.destination import CONFIG, INDEX, refuse_source
 from draftpair.convert.manifest import to_json
 from draftpair.convert.parallel import Meter, Progress, in_parallel
 from draftpair.convert.snapshot import Snapshot, refuse_changes, snapshot
-from draftpair.convert.stream import read_back
 from draftpair.convert.write import disk_errors, require_space
 from draftpair.errors import Refused, ToolError
 from draftpair.families.heads import find_head, recognised_head
+from draftpair.families.norms import norm_conventions
 from draftpair.families.record import Family
+from draftpair.findings import Finding
 from draftpair.version import VERSION
 
 HEAD_FILE = "model-mtp-head.safetensors"
 _PIECE = 1 << 22
 _SIDES = ("scales", "biases")
+_TRUNK_NORMS = ("input_layernorm.weight", "post_attention_layernorm.weight")
+_LOOKED_AT = 32
 
 
 @dataclass(frozen=True)
 class AttachPlan:
     """Everything that will be written: each of the drafter's tensors under its name in the target, and the files.
 
-    `copied` are the target's files that go along as they are; `config` and `index` are the two documents.
+    `copied` are the target's files that go along as they are; `config` and `index` are the two documents; `sources`
+    is the state of the files of both that go into them.
+    `lowered` are the drafter's norms that 1 is taken off again, because the target stores such norms zero-centred.
     """
 
     target: Checkpoint
@@ -51,7 +65,9 @@ class AttachPlan:
     config: Mapping[str, Any]
     index: Mapping[str, Any]
     link: bool
-    sources: Snapshot
+    lowered: frozenset[str]
+    findings: tuple[Finding, ...]
+    sources: tuple[tuple[Checkpoint, Snapshot], ...]
 
     @property
     def outputs(self) -> list[Output]:
@@ -78,21 +94,36 @@ def plan_attach(
     refuse_source(target, output)
     refuse_source(drafter, output)
     if seen := find_head(target) or recognised_head(target):
-        raise Refused(f"{target.source} has a head already: {len(seen.tensors)} tensors under {seen.prefix}")
+        raise Refused(
+            f"{target.source} has a head already: {len(seen.tensors)} tensors under {seen.prefix}",
+            hint="attach it to a target without one",
+        )
     if not family.serves(target.config):
         raise Refused(
             f"{drafter.source} is a {family.name} drafter; its targets are {', '.join(family.target.model_types)}, and "
-            f"{target.source} is {target.config.root_model_type or target.config.model_type}"
+            f"{target.source} is {target.config.root_model_type or target.config.model_type}",
+            hint="split the head of this target's own raw checkpoint",
         )
     prefix, first = _prefix(target, family), _first_layer(target, family)
     names = dict(_names(drafter, family, prefix, first))
+    _refuse_other_copies(target, drafter, family)
+    if HEAD_FILE in target.storage.names():
+        raise Refused(
+            f"{target.source} has a file {HEAD_FILE}, the name the head is written under", "rename that file"
+        )
     if clashes := sorted(target.tensors.keys() & set(names.values())):
-        raise Refused(f"{target.source} has tensors of these names already: {', '.join(clashes[:5])}")
-    copied = tuple(
-        name
-        for name in sorted(os.listdir(target.require_folder("attach")))
-        if _goes_along(target.root / name)
-    )
+        raise Refused(
+            f"{target.source} has tensors of these names already: {', '.join(clashes[:5])}",
+            hint="attach the head to a target without them",
+        )
+    target.require_folder("attach")
+    copied = tuple(name for name in target.storage.names() if name not in (CONFIG, INDEX))
+    # A weight file may lie elsewhere: its header says that it is one.
+    if astray := [name for name in copied if name not in target.files and leads_out(target.root / name)]:
+        raise Refused(
+            f"{astray[0]} in {target.source} is a symbolic link that leads out of the folder; it is not copied",
+            hint="replace the link by the file if you trust it, or remove it",
+        )
     return AttachPlan(
         target=target,
         drafter=drafter,
@@ -104,25 +135,31 @@ def plan_attach(
         config=_config(target, drafter, family, names),
         index=_index(target, drafter, names),
         link=link,
-        sources=snapshot(drafter, drafter.files),
+        lowered=_lowered(target, drafter, family, names),
+        findings=(*_form(target, family, names), *_folders(target)),
+        sources=(
+            (drafter, snapshot(drafter, {*drafter.files, CONFIG})),
+            (target, snapshot(target, {*copied, *filter(target.has_file, (CONFIG, INDEX))})),
+        ),
     )
 
 
 def carry_out_attach(plan: AttachPlan, progress: Progress | None = None) -> None:
     """Writes the folder of `plan`.
 
-    Raises ToolError when a file cannot be read or written, Refused when the drafter changes or the result does not
+    Raises ToolError when a file cannot be read or written, Refused when a source changes or the result does not
     hold a whole head; nothing is then left at the output.
     """
-    require_space(plan.output, plan.nbytes + (0 if plan.link else _size(plan)))
+    with disk_errors(plan.output):
+        require_space(plan.output, plan.nbytes + (0 if plan.link else _size(plan)))
     with disk_errors(plan.output), staged_folder(plan.output, replace=False) as folder:
-        hashes = _write_head(plan, folder / HEAD_FILE, Meter("write", plan.nbytes, progress))
+        _write_head(plan, folder / HEAD_FILE, Meter("write", plan.nbytes, progress))
         for name in plan.copied:
             _bring(Path(os.path.realpath(plan.target.root / name)), folder / name, plan.link)
         for name, document in ((CONFIG, plan.config), (INDEX, plan.index)):
             (folder / name).write_bytes(to_json(document))
-        refuse_changes(plan.drafter, plan.sources)
-        read_back(plan.outputs, folder / HEAD_FILE, hashes, Meter("verify", plan.nbytes, progress))
+        for checkpoint, before in plan.sources:
+            refuse_changes(checkpoint, before, linked=plan.link)
         _require_whole(folder)
 
 
@@ -158,6 +195,18 @@ def _names(drafter: Checkpoint, family: Family, prefix: str, first: int) -> Iter
         )
 
 
+def _refuse_other_copies(target: Checkpoint, drafter: Checkpoint, family: Family) -> None:
+    """What the drafter has copies of is not written again, so the target's must be what was copied."""
+    for rule in family.rules:
+        copy = drafter.tensors.get(rule.outputs[0].name) if rule.per == "target" else None
+        own = target.tensors.get(rule.source)
+        if copy and own and (copy.dtype, drafter.read(copy)) != (own.dtype, target.read(own)):
+            raise Refused(
+                f"{copy.name} of {drafter.source} is not {own.name} of {target.source}, which it was copied from",
+                hint="the drafter belongs to another model, or to another conversion of this one",
+            )
+
+
 def _stem(name: str) -> str:
     return name[: name.rfind(".") + 1]
 
@@ -171,7 +220,8 @@ def _prefix(target: Checkpoint, family: Family) -> str:
         prefix = next(found, None)
         if prefix is None:
             raise Refused(
-                f"{target.source} has no tensor under {' or '.join(layer)}, so a head has no place after it"
+                f"{target.source} has no tensor under {' or '.join(layer)}, so a head has no place after it",
+                hint="give the whole folder of the target",
             )
         return prefix
     if _any_below(target, "language_model.model.") and "language_model.mtp." in spec.prefixes:
@@ -188,11 +238,6 @@ def _first_layer(target: Checkpoint, family: Family) -> int:
     return first if isinstance(first, int) else family.count(first, target.config)
 
 
-def _goes_along(path: Path) -> bool:
-    """Whether a file of the target is copied as it is; folders and broken links are not."""
-    return path.is_file() and path.name not in (CONFIG, INDEX)
-
-
 def _config(
     target: Checkpoint, drafter: Checkpoint, family: Family, names: Mapping[str, str]
 ) -> dict[str, Any]:
@@ -202,20 +247,104 @@ def _config(
     if target.config.text_key:
         level = config[target.config.text_key] = dict(target.config.text)
     depth = drafter.config.get(family.drafter.depth) if family.drafter.depth else None
-    if family.head.depth and "." not in family.head.depth[0] and depth is not None:
-        level[family.head.depth[0]] = depth
+    if family.head.depth and depth is not None and target.config.get(family.head.depth[0]) != depth:
+        *path, key = family.head.depth[0].split(".")
+        for step in path:  # a dot leads into an object
+            level[step] = dict(level[step]) if isinstance(level.get(step), dict) else {}
+            level = level[step]
+        level[key] = depth
     if packing := drafter.config.quantization:
-        base = {key: value for key, value in packing.items() if not isinstance(value, (dict, bool))}
-        own = target.config.quantization
-        merged = dict(own) if own else dict(base)
-        for old, new in names.items():
-            if old.endswith(".scales"):
-                settings = packing.get(old.removesuffix(".scales"))
-                merged[new.removesuffix(".scales")] = settings if isinstance(settings, dict) else base
-        config["quantization"] = merged
-        if not own or "quantization_config" in config:
-            config["quantization_config"] = merged
+        config |= _packing(target, packing, names)
     return config
+
+
+def _packing(target: Checkpoint, packing: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+    """The `quantization` of the target with an entry for each packed module of the head."""
+    own = target.config.quantization
+    if own is not None and not {"bits", "group_size"} <= own.keys():
+        raise Refused(
+            f"{target.source} is packed in a format that is not MLX's ({some(sorted(own))} in its config.json), and "
+            f"the drafter in MLX's: one config.json cannot say both",
+            hint="attach a drafter that is not quantized: split again without the quantization options",
+        )
+    base = {key: value for key, value in packing.items() if not isinstance(value, (dict, bool))}
+    merged = dict(own or base)
+    for old, new in names.items():
+        if old.endswith(".scales"):
+            settings = packing.get(old.removesuffix(".scales"))
+            merged[new.removesuffix(".scales")] = settings if isinstance(settings, dict) else base
+    return {"quantization": merged, "quantization_config": merged}
+
+
+def _lowered(
+    target: Checkpoint, drafter: Checkpoint, family: Family, names: Mapping[str, str]
+) -> frozenset[str]:
+    """The drafter's norms that hold 1 + w, where the target's own decoder layers store w."""
+    shifted = {
+        output.name.format(layer=layer)
+        for rule in family.rules
+        if rule.norm == "zero_centred"
+        for output in rule.outputs
+        for layer in range(len(names))
+    } & names.keys()
+    if not shifted or _stored_as(target, _TRUNK_NORMS) != "zero-centred":
+        return frozenset()
+    for name in shifted:
+        values = to_float32(drafter.read(drafter.tensors[name]), drafter.tensors[name].dtype)
+        if (
+            to_float32(from_float32(values - 1, drafter.tensors[name].dtype), drafter.tensors[name].dtype) + 1
+            != values
+        ).any():
+            raise Refused(
+                f"{name} of {drafter.source} cannot be stored as {target.source} stores such norms, without the 1 that "
+                f"is in it: a digit would be lost",
+                hint="attach it to an MLX conversion of the target",
+            )
+    return frozenset(shifted)
+
+
+def _stored_as(target: Checkpoint, suffixes: tuple[str, ...]) -> str | None:
+    """How the target stores its norms, by the values of those of a few layers; None when they do not tell."""
+    named = [t for t in target.tensors.values() if t.name.endswith(suffixes) and t.dtype in PLAIN_DTYPES][
+        :_LOOKED_AT
+    ]
+    vectors = {t.name: to_float32(target.read(t), t.dtype) for t in named}
+    found = {e.convention for e in norm_conventions(vectors, converted=False).values()} - {None}
+    return found.pop() if len(found) == 1 else None
+
+
+def _form(target: Checkpoint, family: Family, names: Mapping[str, str]) -> list[Finding]:
+    """A warning when the target is in its publisher's form and the head can only be given in MLX's."""
+    if any(file.header.metadata.get("format") == "mlx" for file in target.files.values()):
+        return []
+    made = [o.name for rule in family.rules if rule.transform not in ("copy", "drop") for o in rule.outputs]
+    odd = sorted(new for old, new in names.items() if any(_is_layer_of(old, name) for name in made))
+    if not odd:
+        return []
+    return [
+        Finding(
+            "ATTACH-FORM",
+            "warning",
+            f"{len(odd)} tensors of the head, such as {odd[0]}, have the names and shapes that MLX conversions give "
+            f"them; engines that read the published form do not find them",
+            where=odd[0],
+            found=len(odd),
+            hint="attach the head to an MLX conversion of the target",
+        )
+    ]
+
+
+def _is_layer_of(name: str, pattern: str) -> bool:
+    before, _, after = pattern.partition("{layer}")
+    return name.startswith(before) and name.endswith(after)
+
+
+def _folders(target: Checkpoint) -> list[Finding]:
+    folders = [name for name in list_folder(target.root) if os.path.isdir(target.root / name)]
+    if not folders:
+        return []
+    message = f"folders of the target are not copied: {some(folders)}"
+    return [Finding("ATTACH-FOLDERS", "note", message, folders[0], found=folders)]
 
 
 def _index(target: Checkpoint, drafter: Checkpoint, names: Mapping[str, str]) -> dict[str, Any]:
@@ -226,22 +355,21 @@ def _index(target: Checkpoint, drafter: Checkpoint, names: Mapping[str, str]) ->
     return {"metadata": {"total_size": total}, "weight_map": weight_map}
 
 
-def _write_head(plan: AttachPlan, path: Path, meter: Meter) -> dict[str, str]:
-    metadata = {"format": "mlx", "draftpair_version": VERSION, "draftpair_family": plan.family.name}
+def _write_head(plan: AttachPlan, path: Path, meter: Meter) -> None:
+    # Readers that know both forms go by this word.
+    form = "pt" if plan.lowered else "mlx"
+    metadata = {"format": form, "draftpair_version": VERSION, "draftpair_family": plan.family.name}
     with TensorFile(path, plan.outputs, metadata) as file:
 
-        def copy(tensor: TensorInfo) -> str:
-            digest = hashlib.sha256()
+        def copy(tensor: TensorInfo) -> None:
             for begin in range(0, tensor.nbytes, _PIECE):
                 data = plan.drafter.read(tensor, begin, min(begin + _PIECE, tensor.nbytes))
-                digest.update(data)
+                if tensor.name in plan.lowered:
+                    data = from_float32(to_float32(data, tensor.dtype) - 1, tensor.dtype)
                 file.write(plan.names[tensor.name], begin, data)
                 meter.advance(len(data))
-            return digest.hexdigest()
 
-        tensors = [plan.drafter.tensors[name] for name in plan.names]
-        hashes = in_parallel(tensors, copy, meter)
-    return {plan.names[tensor.name]: digest for tensor, digest in zip(tensors, hashes, strict=True)}
+        in_parallel([plan.drafter.tensors[name] for name in plan.names], copy, meter)
 
 
 def _bring(source: Path, copy: Path, link: bool) -> None:

@@ -262,7 +262,7 @@ def _origin(manifest: Mapping[str, Any]) -> Iterator[str]:
     tool = manifest["tool"]
     yield ""
     yield f"Written by {tool['name']} {tool['version']}. `draftpair-manifest.json` has the sources, the steps and the"
-    yield "SHA-256 of every tensor; `draftpair validate` holds drafter and target against it."
+    yield "BLAKE3 hash of every tensor; `draftpair validate` holds drafter and target against it."
 
 
 def _command(line: str) -> Sequence[str]:

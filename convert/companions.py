@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from draftpair.checkpoint import Checkpoint
+from draftpair.checkpoint.storage import unreadable
 from draftpair.errors import ToolError
 from draftpair.findings import Finding
 
@@ -46,7 +47,7 @@ class Companion:
 
 def is_companion(name: str) -> bool:
     """Whether a file of this name is one that a split copies."""
-    return name in NAMES or name.upper().startswith(_LICENCES)
+    return name in NAMES or (name.isprintable() and name.upper().startswith(_LICENCES))
 
 
 def find_companions(checkpoint: Checkpoint) -> tuple[list[Companion], list[Finding]]:
@@ -56,11 +57,16 @@ def find_companions(checkpoint: Checkpoint) -> tuple[list[Companion], list[Findi
     for name in filter(is_companion, checkpoint.storage.names()):
         here = checkpoint.storage.path(name)
         path = Path(os.path.realpath(here)) if here else None
-        if here and path and path.parent not in _homes(here.parent):
+        if here and leads_out(here):
             outside.append(name)
         else:
             companions.append(Companion(name, checkpoint.storage.state(name)[1], path, checkpoint))
     return companions, [*_outside(outside), *_absent({c.name for c in companions} | set(outside))]
+
+
+def leads_out(path: Path) -> bool:
+    """Whether a file is a link to one that is neither in its folder nor in the Hub cache this belongs to."""
+    return Path(os.path.realpath(path)).parent not in _homes(path.parent)
 
 
 def copy_companion(companion: Companion, folder: Path) -> str:
@@ -78,12 +84,19 @@ def _content(companion: Companion) -> Iterator[bytes]:
         for begin in range(0, companion.nbytes, _HUB_CHUNK):
             yield companion.checkpoint.storage.read(companion.name, begin, begin + _HUB_CHUNK)[0]
         return
-    flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0)
-    with open(os.open(companion.path, flags), "rb") as source:
-        if not stat.S_ISREG(os.fstat(source.fileno()).st_mode):
-            raise ToolError(f"{companion.path} is no longer a plain file")
-        while chunk := source.read(_CHUNK):
-            yield chunk
+    # Neither a link is followed nor a pipe waited for that took the file's place since the plan.
+    flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+    try:
+        fd = os.open(companion.path, flags)
+        try:
+            if not stat.S_ISREG(os.fstat(fd).st_mode):
+                raise ToolError(f"{companion.path} is no longer a plain file")
+            while chunk := os.read(fd, _CHUNK):
+                yield chunk
+        finally:
+            os.close(fd)
+    except OSError as error:
+        raise unreadable(companion.path, error) from error
 
 
 def _homes(root: Path) -> tuple[Path, ...]:

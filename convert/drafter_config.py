@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from draftpair.checkpoint import Checkpoint
 from draftpair.convert.block_size import BlockSize
 from draftpair.errors import Refused, ToolError
 from draftpair.families.heads import HeadMatch
@@ -47,15 +46,22 @@ def drafter_config(match: HeadMatch, block_size: BlockSize) -> dict[str, Any]:
 
 
 def _tied(match: HeadMatch) -> bool:
-    """Whether the head that the drafter borrows is the target's embedding; one that it owns never is."""
+    """Whether the head that the drafter borrows is the target's embedding; one that it owns never is.
+
+    Where config.json does not say, a target that has an output head is not tied, even when the head's file is absent.
+    """
     if "head" not in match.family.drafter.borrows or "head" in {m.rule.role for m in match.matched}:
         return False
-    stated = match.checkpoint.config.get("tie_word_embeddings")
-    return bool(stated) if stated is not None else not _has_head(match.checkpoint)
+    checkpoint = match.checkpoint
+    stated = checkpoint.config.get("tie_word_embeddings")
+    listed = checkpoint.index.weight_map if checkpoint.index else {}
+    return (
+        bool(stated) if stated is not None else not any(map(_is_output_head, {*checkpoint.tensors, *listed}))
+    )
 
 
-def _has_head(checkpoint: Checkpoint) -> bool:
-    return any(name.endswith("lm_head.weight") or name == "head.weight" for name in checkpoint.tensors)
+def _is_output_head(name: str) -> bool:
+    return name.endswith(("lm_head.weight", ".unembed.weight")) or name == "head.weight"
 
 
 def rope_parameters(config: dict[str, Any], match: HeadMatch) -> None:

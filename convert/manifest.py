@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping
 from typing import Any
 
 from draftpair.checkpoint import Checkpoint
+from draftpair.checkpoint.hashing import ALGORITHM
 from draftpair.convert.destination import WEIGHTS
 from draftpair.convert.plan import SplitPlan
 from draftpair.schemas import load_schema
@@ -19,11 +21,19 @@ from draftpair.version import VERSION
 
 
 def to_json(document: Mapping[str, Any]) -> bytes:
-    """The document as it is written to a file: indented, keys sorted, one newline at the end."""
-    return (json.dumps(document, indent=2, sort_keys=True, ensure_ascii=False) + "\n").encode(
-        "utf-8",
-        "backslashreplace",  # of half a surrogate pair that is the escape that JSON has for it
-    )
+    """The document as it is written to a file: indented, keys sorted, one newline at the end.
+
+    Infinity, which published config.json files have and JSON has no word for, is written as a number that is read
+    as infinity; NaN, which no number is read as, as null.
+    """
+    text = json.dumps(document, indent=2, sort_keys=True, ensure_ascii=False)
+    strict = _OUTSIDE_JSON.sub(lambda found: _SPELLED.get(found[0], found[0]), text)
+    # Of half a surrogate pair a backslash escape is the one that JSON has for it.
+    return (strict + "\n").encode("utf-8", "backslashreplace")
+
+
+_OUTSIDE_JSON = re.compile(r'"(?:[^"\\]|\\.)*"|-?Infinity|NaN')
+_SPELLED = {"Infinity": "1e999", "-Infinity": "-1e999", "NaN": "null"}
 
 
 def index(plan: SplitPlan) -> dict[str, Any]:
@@ -70,7 +80,7 @@ def manifest(
                 "shape": list(output.shape),
                 "sources": [source.name for source in tensor.tensors],
                 "transforms": list(tensor.transforms),
-                "sha256": tensor_hashes[output.name],
+                ALGORITHM: tensor_hashes[output.name],
             }
             for output, tensor in plan.outputs
         },

@@ -6,10 +6,10 @@ Reading, hashing, writing, numpy and MLX all let go of Python's lock, so threads
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from threading import Condition, Event, Lock
 from typing import Generic, TypeVar
 
 Progress = Callable[[str, int, int], None]
@@ -35,8 +35,8 @@ class Meter:
     def __init__(self, stage: str, total: int, progress: Progress | None) -> None:
         self._stage, self._total, self._progress = stage, total, progress
         self._done = 0
-        self._lock = threading.Lock()
-        self._stopped = threading.Event()
+        self._lock = Lock()
+        self._stopped = Event()
 
     def advance(self, count: int) -> None:
         """Adds `count` bytes; ends the job that calls it when the run was stopped."""
@@ -63,88 +63,7 @@ class _Stopped(Exception):
 
 def in_parallel(jobs: Sequence[_Job], work: Callable[[_Job], _Made], meter: Meter) -> list[_Made]:
     """What `work` makes of each job, in order. Raises the failure of the first job that failed."""
-    return _run(jobs, work, meter)
 
-
-def in_turns(
-    series: Iterable[Iterable[_Job]],
-    work: Callable[[_Job], _Made],
-    then: Callable[[_Job, _Made], None],
-    meter: Meter,
-) -> None:
-    """Works on the jobs of several series at once, and on those of one series too; `then` goes in order.
-
-    `then` is called with each job and what `work` made of it, for one series in the order of its jobs and
-    one at a time. A thread keeps to its own series while there is another for everyone, so that turns are
-    waited for only at the end. Each thread holds one job and one result. Raises the first failure.
-    """
-    table = _Table([_Series(iter(jobs)) for jobs in series])
-
-    def serve(_: int) -> None:
-        while (taken := table.take()) is not None and not meter.stopped:
-            place, number, job = taken
-            made = work(job)
-            with table.turn(place, number, meter):
-                then(job, made)
-
-    def serve_or_stop(number: int) -> None:
-        try:
-            serve(number)
-        except BaseException:
-            meter.stop()
-            table.wake()
-            raise
-
-    _run(range(WORKERS), serve_or_stop, meter)
-
-
-class _Series(Generic[_Job]):
-    """One series: the jobs that are left, how many were taken and done, and how many threads work on it."""
-
-    def __init__(self, jobs: Iterator[_Job]) -> None:
-        self.jobs = jobs
-        self.taken = self.done = self.workers = 0
-
-
-class _Table(Generic[_Job]):
-    """The series that are not finished yet, shared by the threads."""
-
-    def __init__(self, series: list[_Series[_Job]]) -> None:
-        self._open = series
-        self._changed = threading.Condition()
-
-    def take(self) -> tuple[_Series[_Job], int, _Job] | None:
-        """The next job of the series with the fewest threads, with its number; None when all are taken."""
-        with self._changed:
-            while self._open:
-                series = min(self._open, key=lambda one: one.workers)
-                for job in series.jobs:
-                    series.taken += 1
-                    series.workers += 1
-                    return series, series.taken - 1, job
-                self._open.remove(series)
-            return None
-
-    @contextmanager
-    def turn(self, series: _Series[_Job], number: int, meter: Meter) -> Iterator[None]:
-        """Waits until the jobs before `number` are done; ends the job instead when the run was stopped."""
-        with self._changed:
-            self._changed.wait_for(lambda: series.done == number or meter.stopped)
-        if meter.stopped:
-            raise _Stopped
-        yield
-        with self._changed:
-            series.done += 1
-            series.workers -= 1
-            self._changed.notify_all()
-
-    def wake(self) -> None:
-        """Lets waiting threads see that the run was stopped."""
-        with self._changed:
-            self._changed.notify_all()
-
-
-def _run(jobs: Sequence[_Job], work: Callable[[_Job], _Made], meter: Meter) -> list[_Made]:
     def stop_the_others(future: Future[_Made]) -> None:
         if future.exception():
             meter.stop()
@@ -162,3 +81,81 @@ def _run(jobs: Sequence[_Job], work: Callable[[_Job], _Made], meter: Meter) -> l
         if not isinstance(failure, _Stopped):
             raise failure
     return [future.result() for future in futures]
+
+
+def in_turns(
+    series: Iterable[Iterator[_Job]],
+    work: Callable[[_Job], _Made],
+    then: Callable[[_Job, _Made], None],
+    meter: Meter,
+) -> None:
+    """Works on the jobs of several series at once, and of one series when no other is left.
+
+    `then` gets each job and what `work` made of it: of one series one at a time and in order, as a hash needs
+    it. The series are begun in their order, and as long as there is one for every thread no two work on the
+    same. Jobs are asked for only when a thread is free for them. Raises the failure of the first that failed.
+    """
+    table = _Table(series, meter)
+
+    def serve(_: int) -> None:
+        with ExitStack() as unless_done:
+            unless_done.callback(table.stop)
+            while taken := table.take():
+                row, number, job = taken
+                made = work(job)
+                with table.turn(row, number):
+                    then(job, made)
+            unless_done.pop_all()
+
+    in_parallel(range(WORKERS), serve, meter)
+
+
+class _Row(Generic[_Job]):
+    """A series under way: the jobs to come, how many were taken and done, how many threads are at work on it."""
+
+    def __init__(self, jobs: Iterator[_Job]) -> None:
+        self.jobs = jobs
+        self.taken = self.done = self.threads = 0
+
+
+class _Table(Generic[_Job]):
+    """The series of `in_turns` that still have jobs, and whose turn it is."""
+
+    def __init__(self, series: Iterable[Iterator[_Job]], meter: Meter) -> None:
+        self._rows = [_Row(jobs) for jobs in series]
+        self._meter = meter
+        self._changed = Condition()
+
+    def take(self) -> tuple[_Row[_Job], int, _Job] | None:
+        """The next job of the row with the fewest threads, and its number; None when there is none."""
+        with self._changed:
+            while self._rows:
+                row = min(self._rows, key=lambda row: row.threads)
+                try:
+                    job = next(row.jobs)
+                except StopIteration:
+                    self._rows.remove(row)
+                    continue
+                row.taken += 1
+                row.threads += 1
+                return row, row.taken - 1, job
+            return None
+
+    @contextmanager
+    def turn(self, row: _Row[_Job], number: int) -> Iterator[None]:
+        """Waits until the jobs of the row before this one are done; ends the job when the run was stopped."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._meter.stopped or row.done == number)
+        if self._meter.stopped:
+            raise _Stopped
+        yield
+        with self._changed:
+            row.done += 1
+            row.threads -= 1
+            self._changed.notify_all()
+
+    def stop(self) -> None:
+        """Stops the run, and wakes the threads that wait for their turn."""
+        self._meter.stop()
+        with self._changed:
+            self._changed.notify_all()

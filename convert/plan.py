@@ -1,7 +1,7 @@
 """Decides everything about a split before anything is touched: every tensor, file, byte count and refusal.
 
-`plan_split` reads headers, config, the names in the output folder, and of the tensors' values only norms whose
-convention the files do not state.
+`plan_split` reads headers, config and the names in the output folder, and of the tensors' values norms whose convention
+no file states, and samples of copies that are left out.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from draftpair.checkpoint.stored import Stored
 from draftpair.checkpoint.writer import Output
 from draftpair.convert.block_size import BlockSize, choose_block_size
 from draftpair.convert.card import CARD, Fields, inherited_fields
-from draftpair.convert.companions import Companion, find_companions
+from draftpair.convert.companions import Companion, find_companions, is_companion
+from draftpair.convert.copies import left_out_copies
 from draftpair.convert.destination import CONFIG, INDEX, WEIGHTS, check_destination, replaced_note
 from draftpair.convert.drafter_config import drafter_config
 from draftpair.convert.norms import added_to_norms
@@ -32,6 +33,7 @@ from draftpair.convert.transforms import KEEPS_ROWS, TRANSFORMS, Place
 from draftpair.errors import Refused, ToolError, Usage
 from draftpair.families.heads import HeadMatch, MatchedTensor
 from draftpair.families.record import Family
+from draftpair.families.rules import apply_rules
 from draftpair.findings import Finding
 
 DECODED = "BF16"
@@ -176,12 +178,16 @@ def plan_split(checkpoint: Checkpoint, match: HeadMatch | None, request: Request
     present = check_destination(checkpoint, request.output, request.force)
     match = require_head(checkpoint, match)
     block_size = choose_block_size(match.family, match.layers_found, request.block_size)
-    sources = snapshot(checkpoint, match.files)
+    # The whole source counts: its fingerprint, its config and its card go into what is written.
+    sources = snapshot(checkpoint, {*checkpoint.files, *filter(_is_read, checkpoint.storage.names())})
     companions, companion_findings = find_companions(checkpoint)
     inherited, card_findings = _card(checkpoint, CARD in present and not request.force)
     written = [WEIGHTS, INDEX, CONFIG, MANIFEST, *(companion.name for companion in companions)]
     written += [CARD] if inherited is not None else []
     added, norm_findings = added_to_norms(match, request.norms)
+    copy_findings = left_out_copies(match)
+    dense_config = drafter_config(match, block_size)
+    config_findings = _refuse_unsafe_config(match, dense_config)
     planned = tuple(sorted(_planned(match, request, added), key=lambda tensor: tensor.name))
     tensors, kept = _quantized(planned, scheme)
     return SplitPlan(
@@ -190,7 +196,7 @@ def plan_split(checkpoint: Checkpoint, match: HeadMatch | None, request: Request
         request=request,
         scheme=scheme,
         block_size=block_size,
-        dense_config=drafter_config(match, block_size),
+        dense_config=dense_config,
         tensors=tensors,
         dropped=tuple(
             t for m in match.matched if m.rule.transform == "drop" for s in m.sources for t in s.tensors
@@ -204,12 +210,26 @@ def plan_split(checkpoint: Checkpoint, match: HeadMatch | None, request: Request
             *experimental(match.family),
             *partial_source(checkpoint),
             *match.findings,
+            *config_findings,
             *norm_findings,
+            *copy_findings,
             *companion_findings,
             *card_findings,
             *replaced_note(present, written, request.force),
         ),
     )
+
+
+def _refuse_unsafe_config(match: HeadMatch, config: Mapping[str, Any]) -> list[Finding]:
+    """What the family's rules find in the drafter's config.json. Raises Refused for what `validate` calls an error."""
+    findings = apply_rules(config, match.family.name, "config", CONFIG)
+    if errors := [finding for finding in findings if finding.level == "error"]:
+        raise Refused(
+            "the drafter's config.json would be unsafe: "
+            + "; ".join(f"{f.where}: {f.message}" for f in errors),
+            hint="compare the source's config.json with that of the original repository",
+        )
+    return findings
 
 
 def _card(checkpoint: Checkpoint, kept: bool) -> tuple[Fields | None, list[Finding]]:
@@ -218,6 +238,10 @@ def _card(checkpoint: Checkpoint, kept: bool) -> tuple[Fields | None, list[Findi
         return inherited_fields(checkpoint)
     message = f"the output folder's own {CARD} stays, so no card of the drafter is written"
     return None, [Finding("SPLIT-CARD-KEPT", "note", message, CARD, hint="--force replaces it")]
+
+
+def _is_read(name: str) -> bool:
+    return name in (CONFIG, INDEX, CARD) or is_companion(name)
 
 
 def _planned(match: HeadMatch, request: Request, added: Mapping[str, int]) -> Iterator[PlannedTensor]:
@@ -302,7 +326,8 @@ def _quantized(
     planned: Sequence[PlannedTensor], scheme: Scheme
 ) -> tuple[tuple[PlannedTensor, ...], tuple[tuple[str, str], ...]]:
     """The planned tensors with their quantization, and (name, reason) of those it leaves as they are."""
-    if not scheme:
+    _refuse_unmatched(planned, scheme)
+    if not scheme and not scheme.overrides:
         return tuple(planned), ()
     if packed := [tensor for tensor in planned if tensor.packed]:
         raise Refused(
@@ -310,13 +335,12 @@ def _quantized(
             f"{packed[0].packed}; quantizing again would round what is rounded already",
             hint="leave the quantization options out to keep it as it is, or split from the raw checkpoint",
         )
-    _refuse_unmatched(planned, scheme)
     chosen = [(tensor, *_choice(tensor, scheme)) for tensor in planned]
     if not any(quantization for _, quantization, _ in chosen):
         reasons = Counter(reason for _, _, reason in chosen).most_common(1)[0][0]
         raise Refused(
             f"nothing would be quantized: of {len(chosen)} tensors none can be, most because: {reasons}",
-            hint="choose a smaller group size, or leave the quantization options out",
+            hint="choose a smaller group size or leave fewer modules out, or leave the quantization options out",
         )
     tensors = tuple(_with(tensor, quantization) for tensor, quantization, _ in chosen)
     return tensors, tuple(

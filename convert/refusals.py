@@ -63,8 +63,8 @@ def partial_source(checkpoint: Checkpoint) -> list[Finding]:
         Finding(
             "SPLIT-SOURCE-PARTIAL",
             "warning",
-            "weight files of the source are missing or damaged; the head is whole, and the manifest cannot say which "
-            "target it belongs to",
+            "weight files of the source, or tensors that its index names, are missing or damaged; the head is whole, "
+            "and the manifest cannot say which target it belongs to",
             where=checkpoint.source,
             hint="split from the whole checkpoint to have the origin recorded",
         )
@@ -88,6 +88,12 @@ def _refuse_unreadable(checkpoint: Checkpoint) -> None:
 
 def _no_head(checkpoint: Checkpoint) -> ToolError:
     config = checkpoint.config
+    if not checkpoint.files and checkpoint.index is None:
+        held = some(checkpoint.storage.names()) or "nothing"
+        return Refused(
+            f"{checkpoint.source} holds no readable .safetensors file; it holds {held}",
+            hint="--model wants the raw checkpoint's whole folder: config.json, weights and tokenizer",
+        )
     drafters = {f.drafter.model_type: f for f in load_families().values()}
     if own := drafters.get(config.root_model_type or ""):
         return Refused(
@@ -142,6 +148,7 @@ def _refuse_depth(match: HeadMatch) -> None:
         raise Refused(
             f"the source has {match.layers_found} head layers ({names}); a {match.family.drafter.model_type} "
             f"drafter holds {match.family.head.max_depth}, and draftpair drops none in silence",
+            hint="no layout is known that holds all of them",
         )
 
 

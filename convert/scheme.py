@@ -13,7 +13,9 @@ from draftpair.convert.quantize import AFFINE, MODES, Quantization, quantization
 from draftpair.errors import Usage
 
 DENSE = "none"
-_WHAT = re.compile(r"(?:(?P<mode>[a-z]\w*)(?::(?P<bits>\d+))?|(?P<bare>\d+))(?:/(?P<group>\d+))?")
+_WHAT = re.compile(
+    r"(?:(?P<mode>[a-z]\w*)(?::(?P<bits>[0-9]{1,4}))?|(?P<bare>[0-9]{1,4}))(?:/(?P<group>[0-9]{1,4}))?"
+)
 
 
 @dataclass(frozen=True)

@@ -17,21 +17,25 @@ Snapshot = Mapping[str, State]
 def snapshot(checkpoint: Checkpoint, files: Collection[str]) -> Snapshot:
     """Inode, size and time of change of the named files of the source.
 
-    Raises Refused when a file's size is not the one its header was read with, ToolError when it is gone.
+    Raises Refused when a weight file's size is not the one its header was read with, ToolError when a file is gone.
     """
     state: dict[str, State] = {}
     for name in sorted(files):
         state[name] = checkpoint.storage.state(name)
-        then, now = checkpoint.files[name].size, state[name][1]
-        if now != then:
-            raise _changed(name, f"{then} bytes then, {now} now")
+        now, opened = state[name][1], checkpoint.files.get(name)
+        if opened and now != opened.size:
+            raise _changed(name, f"{opened.size} bytes then, {now} now")
     return state
 
 
-def refuse_changes(checkpoint: Checkpoint, before: Snapshot) -> None:
-    """Raises Refused, naming the file, when a file is no longer what it was at `before`."""
+def refuse_changes(checkpoint: Checkpoint, before: Snapshot, linked: bool = False) -> None:
+    """Raises Refused, naming the file, when a file is no longer what it was at `before`.
+
+    With `linked` the run made links of the files, which changes their time of change: they must be the same files.
+    """
+    compared = slice(2 if linked else None)
     for name, now in snapshot(checkpoint, before).items():
-        if now != before[name]:
+        if now[compared] != before[name][compared]:
             raise _changed(name, "another size, time or inode")
 
 

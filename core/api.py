@@ -156,10 +156,8 @@ def attach(
     if not dry_run:
         carry_out_attach(plan, progress)
     inputs = {"model": str(model), "revision": target.revision, "drafter": str(drafter), "link": link}
-    told = {
-        "verdict": verdict.name,
-        "findings": [finding.as_dict() for finding in by_severity(verdict.findings)],
-    }
+    findings = by_severity([*plan.findings, *verdict.findings])
+    told = {"verdict": verdict.name, "findings": [finding.as_dict() for finding in findings]}
     return envelope("attach", inputs, {**attach_body(plan, not dry_run), **told})
 
 

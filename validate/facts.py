@@ -45,7 +45,7 @@ def pair_facts(
         "hidden": _numbers(target, drafter, "hidden_size"),
         "vocabulary": _vocabulary(target, drafter, *tokenizers),
         "tokenizer": _tokenizer(compare(*tokenizers)),
-        "geometry": _differences(target, drafter, _size_keys(family)),
+        "geometry": _differences(target, drafter, _size_keys(family, target)),
         "settings": _differences(target, drafter, _SETTINGS),
         "layers": _numbers(target, drafter, "num_hidden_layers"),
         "rope": _rope(target, drafter),
@@ -122,11 +122,21 @@ def _differences(target: Checkpoint, drafter: Checkpoint, keys: Sequence[str]) -
     }
 
 
-def _size_keys(family: Family) -> list[str]:
-    """The config keys that size the drafter's tensors: a pair that differs in one was cut from another model."""
+def _size_keys(family: Family, target: Checkpoint) -> list[str]:
+    """The config keys that size the drafter's tensors: a pair that differs in one was cut from another model.
+
+    A head may have what its target's layers lack, and a flag be wrong in the target's config: it counts only where
+    the target states that such tensors are there, and they are. Then its head has them too.
+    """
     shapes = [source.shape or () for rule in family.rules for source in rule.sources]
     keys = {key for shape in shapes for entry in shape for key in _keys(family, entry)}
-    return sorted(key for key in keys if not key.isdecimal() and key not in _NOT_GEOMETRY)
+    untold = {key for key in family.flags if not _bears_out(target, family, key)}
+    return sorted(key for key in keys - untold if not key.isdecimal() and key not in _NOT_GEOMETRY)
+
+
+def _bears_out(target: Checkpoint, family: Family, flag: str) -> bool:
+    ends = tuple(f".{name}" for name in family.flags[flag])
+    return target.config.get(flag) is True and any(name.endswith(ends) for name in target.tensors)
 
 
 def _keys(family: Family, product: str) -> Iterator[str]:

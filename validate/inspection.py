@@ -10,7 +10,7 @@ from typing import Any
 from draftpair.checkpoint import Checkpoint, TensorInfo
 from draftpair.checkpoint.fingerprint import is_incomplete
 from draftpair.errors import Refused
-from draftpair.families import family_of_target
+from draftpair.families import family_of_target, load_records
 from draftpair.families.drafters import find_drafter
 from draftpair.families.heads import HeadMatch, declared_depth, find_head, recognised_head
 from draftpair.findings import Finding, by_severity
@@ -52,7 +52,7 @@ def inspect(
     )
     findings = by_severity([*checkpoint.findings, *own_findings(checkpoint), *_unknown_memory(cache)])
     return {
-        "checkpoint": _about(checkpoint),
+        "checkpoint": _about(checkpoint, head),
         "head": _head_facts(checkpoint, head),
         "integrity": {"findings": [finding.as_dict() for finding in findings]},
         "sizes": {
@@ -93,17 +93,23 @@ def _beside(
     return DrafterMemory(weights, cache_size(drafter.config, context, batch, kv_bits, depth=layers), width)
 
 
-def _about(checkpoint: Checkpoint) -> dict[str, Any]:
-    drafter, target = find_drafter(checkpoint), family_of_target(checkpoint.config)
-    family = drafter.family if drafter else target
+def _about(checkpoint: Checkpoint, head: _Head) -> dict[str, Any]:
+    drafter = find_drafter(checkpoint)
     return {
         "source": checkpoint.source,
         "revision": checkpoint.revision,
         "role": role_of(checkpoint),
-        "family": family.name if family else None,
+        "family": drafter.family.name if drafter else head.family or _family_served(checkpoint),
         "model_type": checkpoint.config.root_model_type or checkpoint.config.model_type,
         "kind": drafter.family.kind if drafter else None,
     }
+
+
+def _family_served(checkpoint: Checkpoint) -> str | None:
+    """The family whose heads belong to such a target: one that can be split before one that is only recognised."""
+    recognised = (record for record in load_records().values() if record.serves(checkpoint.config))
+    record = family_of_target(checkpoint.config) or next(recognised, None)
+    return record.name if record else None
 
 
 @dataclass(frozen=True)

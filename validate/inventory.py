@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from draftpair.checkpoint import PLAIN_DTYPES, Checkpoint, TensorInfo
 from draftpair.checkpoint.wording import some
+from draftpair.families.record import TensorRule
 from draftpair.findings import Finding
 
 SHOWN = 5
@@ -14,6 +16,14 @@ _SIDES = (".scales", ".biases")
 _FP8_SCALE = ".weight_scale_inv"
 
 Shape = tuple[int, ...]
+
+
+def tensors_of(rule: TensorRule, checkpoint: Checkpoint) -> Iterator[TensorInfo]:
+    """The tensors of a drafter folder that a rule puts there, in whichever layers."""
+    for output in rule.outputs:
+        start, numbered, end = output.name.partition("{layer}")
+        pattern = re.compile(re.escape(start) + (r"\d+" if numbered else "") + re.escape(end))
+        yield from (tensor for name, tensor in checkpoint.tensors.items() if pattern.fullmatch(name))
 
 
 class Inventory:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from draftpair.checkpoint import Checkpoint
+from draftpair.checkpoint.hashing import ALGORITHM, hash_of
 from draftpair.checkpoint.manifest import MANIFEST
 from draftpair.checkpoint.wording import some
 from draftpair.errors import Refused
@@ -70,7 +71,7 @@ def _changed(checkpoint: Checkpoint, written: dict[str, Any], name: str) -> bool
         or [tensor.dtype, list(tensor.shape)] != [entry["dtype"], entry["shape"]]
     ):
         return True
-    return tensor.nbytes <= _SMALL and hashlib.sha256(checkpoint.read(tensor)).hexdigest() != entry["sha256"]
+    return tensor.nbytes <= _SMALL and hash_of(checkpoint.read(tensor)) != entry[ALGORITHM]
 
 
 def _check_files(checkpoint: Checkpoint, manifest: dict[str, Any]) -> Iterator[Finding]:

@@ -13,9 +13,9 @@ from draftpair.families import family_of_target
 from draftpair.families.drafters import DrafterMatch, find_drafter
 from draftpair.families.heads import find_head
 from draftpair.families.record import Family
+from draftpair.families.rules import apply_rules
 from draftpair.findings import Finding, has_errors
 from draftpair.validate.facts import pair_facts
-from draftpair.validate.rules import apply_rules
 from draftpair.validate.selfcheck import check_drafter, check_target
 from draftpair.validate.verdict import PASSING, Verdict, grade
 from draftpair.validate.width import block_width

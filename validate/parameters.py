@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from draftpair.checkpoint import ConfigView, TensorInfo
+from draftpair.checkpoint.stored import mlx_packings
 
-MLX_BITS = (2, 3, 4, 5, 6, 8)
-MLX_GROUPS = (64, 32, 128, 16)
+# Of the affine mode, MLX's own choice first.
+_USUAL_GROUPS = (64, 32, 128)
 
 _SCALES = ("scales", "weight_scale_inv", "weight_scale", "scale_inv", "scale")
 _SIDE = frozenset(
@@ -59,17 +60,15 @@ def mlx_packing(
     """(bits, group size) of an MLX weight ``[..., words]`` with scales ``[..., groups]``; None if none fits.
 
     Shapes fix only bits x group = 32 x words / groups. Byte scales imply the mode and so the group; else the
-    module's own entry in config ``quantization`` names it, else the global one, else it is 64, 32, 128 or 16.
+    module's own entry in config ``quantization`` names it, else the global one, else it is 64, 32 or 128.
     Whatever is named must give a legal number of bits: shapes outrank the config.
     """
-    words, groups = _last(weight), _last(scales)
-    if not words or not groups or (words * 32) % groups or weight.shape[:-1] != scales.shape[:-1]:
+    if weight.shape[:-1] != scales.shape[:-1]:
         return None
-    product = words * 32 // groups
-    for group in (*_implied_groups(scales, product), *_declared_groups(config, module), *MLX_GROUPS):
-        if product % group == 0 and product // group in MLX_BITS:
-            return product // group, group
-    return None
+    fitting = mlx_packings(_last(weight), _last(scales), byte_scales=scales.dtype == "U8")
+    bits_by_group = {group: bits for _, bits, group in fitting}
+    groups = (*_declared_groups(config, module), *_USUAL_GROUPS, *bits_by_group)
+    return next(((bits_by_group[group], group) for group in groups if group in bits_by_group), None)
 
 
 def _elements(tensor: TensorInfo, tensors: Mapping[str, TensorInfo], config: ConfigView) -> int | None:
@@ -131,11 +130,6 @@ def _is_fp4(weight: TensorInfo, scales: TensorInfo) -> bool:
     if weight.shape[:-1] == scales.shape:
         return _last(weight) in (8, 16)
     return weight.shape[:-1] == scales.shape[:-1] and _last(weight) in (8 * _last(scales), 16 * _last(scales))
-
-
-def _implied_groups(scales: TensorInfo, product: int) -> tuple[int, ...]:
-    """Group of MLX's floating modes, whose scales are bytes: mxfp4 4 x 32, mxfp8 8 x 32, nvfp4 4 x 16."""
-    return {128: (32,), 256: (32,), 64: (16,)}.get(product, ()) if scales.dtype == "U8" else ()
 
 
 def _declared_groups(config: ConfigView, module: str) -> tuple[int, ...]:

@@ -10,21 +10,22 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from draftpair.checkpoint import PLAIN_DTYPES, Checkpoint, nonfinite_count
+from draftpair.checkpoint.dtypes import to_float32
 from draftpair.checkpoint.wording import some
 from draftpair.errors import Refused
 from draftpair.families import family_of_target
 from draftpair.families.drafters import DrafterMatch, output_shapes
 from draftpair.families.record import Family, TrunkSpec
+from draftpair.families.rules import apply_rules
 from draftpair.families.trunk import stray_layers, trunk_shapes
 from draftpair.findings import Finding, has_errors
-from draftpair.validate.inventory import Inventory
+from draftpair.validate.inventory import Inventory, tensors_of
 from draftpair.validate.manifest import check_manifest
 from draftpair.validate.norms import check_norms
-from draftpair.validate.rules import apply_rules
+from draftpair.validate.quantization import check_quantization, check_twins
 
 _REWRITE = "write the drafter again with split-mtp"
 _DOWNLOAD = "download the checkpoint again, or compare config.json with the original's"
-_TWINS = ("quantization", "quantization_config")
 
 
 def check_drafter(checkpoint: Checkpoint, match: DrafterMatch) -> list[Finding]:
@@ -35,20 +36,23 @@ def check_drafter(checkpoint: Checkpoint, match: DrafterMatch) -> list[Finding]:
     """
     family = match.family
     rules = apply_rules(checkpoint.config.raw, family.name, "config", "config.json")
-    findings = [*match.findings, *rules, *_twins(checkpoint), *_experts(checkpoint)]
+    findings = [*match.findings, *rules, *check_twins(checkpoint, _REWRITE), *_experts(checkpoint)]
+    if not has_errors(findings):
+        findings += check_quantization(checkpoint)
     if not has_errors(findings):
         findings += _from_config(lambda: _check_drafter_tensors(checkpoint, family))
     return [*findings, *check_manifest(checkpoint, family)]
 
 
 def check_target(checkpoint: Checkpoint) -> list[Finding]:
-    """What is wrong with the tensors of a target whose family has a record; nothing is said of others.
+    """What is wrong with a target: with its quantization block, and where its record describes them its tensors.
 
     Its head, if it has one, is not looked at here.
     """
     family = family_of_target(checkpoint.config)
-    if family is None or family.trunk is None:
-        return []
+    unreadable = [*check_quantization(checkpoint)]
+    if unreadable or family is None or family.trunk is None:
+        return unreadable
     trunk = family.trunk
     # The rules are written for a drafter, whose text_config is its target's config.
     text = {"text_config": dict(checkpoint.config.text)}
@@ -100,21 +104,6 @@ def _from_config(check: Callable[[], Iterator[Finding]]) -> list[Finding]:
         return [Finding("CONFIG-DIMENSION", "error", error.message, "config.json", hint=error.hint)]
 
 
-def _twins(checkpoint: Checkpoint) -> Iterator[Finding]:
-    """The two quantization blocks: loaders read one or the other, so they must agree."""
-    first, second = (checkpoint.config.raw.get(key) for key in _TWINS)
-    if first is not None and second is not None and first != second:
-        yield Finding(
-            "CONFIG-QUANTIZATION-TWINS",
-            "error",
-            "quantization and quantization_config in config.json differ, and loaders read one or the other",
-            where="config.json#/quantization_config",
-            expected=first,
-            found=second,
-            hint=_REWRITE,
-        )
-
-
 def _experts(checkpoint: Checkpoint) -> Iterator[Finding]:
     """Relations between the numbers of a mixture of experts, where config.json has them as whole numbers."""
     keys = ("n_routed_experts", "num_experts_per_tok", "n_group", "topk_group")
@@ -147,14 +136,13 @@ def _whole(*values: Any) -> bool:
 
 def _forced_dtypes(checkpoint: Checkpoint, family: Family) -> Iterator[Finding]:
     for rule in family.rules:
-        for name, _ in rule.outputs if rule.dtype else ():
-            tensor = checkpoint.tensors.get(name.format(layer=0))
-            if tensor is not None and tensor.dtype != rule.dtype:
+        for tensor in tensors_of(rule, checkpoint) if rule.dtype else ():
+            if tensor.dtype != rule.dtype:
                 yield Finding(
                     "DRAFTER-TENSOR-ROUNDED",
                     "warning",
-                    f"{name} is {tensor.dtype}; the family keeps it in {rule.dtype}",
-                    where=name,
+                    f"{tensor.name} is {tensor.dtype}; the family keeps it in {rule.dtype}",
+                    where=tensor.name,
                     expected=rule.dtype,
                     found=tensor.dtype,
                     hint=_REWRITE,
@@ -167,7 +155,8 @@ def _vectors(checkpoint: Checkpoint) -> Iterator[Finding]:
     for tensor in checkpoint.tensors.values():
         if len(tensor.shape) == 1 and tensor.dtype in PLAIN_DTYPES:
             data = checkpoint.read(tensor)
-            if nonfinite_count(data, tensor.dtype) or (tensor.name.endswith("norm.weight") and not any(data)):
+            is_norm = "norm" in tensor.name and not tensor.name.endswith("bias")
+            if nonfinite_count(data, tensor.dtype) or (is_norm and not to_float32(data, tensor.dtype).any()):
                 bad.append(tensor.name)
     if bad:
         yield Finding(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from draftpair.checkpoint import Checkpoint
+from draftpair.checkpoint.fingerprint import unwrapped
 from draftpair.errors import Refused
 from draftpair.families.drafters import find_drafter
 from draftpair.families.heads import declared_depth, find_head, recognised_head
@@ -18,6 +19,8 @@ _TRUNK_LAYER = (".layers.0.", ".blocks.0.", ".h.0.")
 _EMBEDDING = (
     "embed_tokens.", "word_embeddings.", "backbone.embeddings.", "llm.embed.", "wte.", "embed_in.", "tok_embeddings.",
 )  # fmt: skip
+# Others have such a module as well, for other things.
+_BARE_EMBEDDING = "embed."
 
 
 def validate_one(checkpoint: Checkpoint) -> Verdict:
@@ -52,7 +55,7 @@ def own_findings(checkpoint: Checkpoint) -> list[Finding]:
         return []  # whatever else were said would be a guess
     if head := find_head(checkpoint):
         return [*check_target(checkpoint), *head.findings]
-    if role_of(checkpoint) == "unknown":
+    if role_of(checkpoint) == "unknown" and recognised_head(checkpoint) is None:
         return [
             Finding(
                 "ROLE-UNKNOWN",
@@ -110,5 +113,7 @@ def role_of(checkpoint: Checkpoint) -> str:
         return "drafter"
     names = checkpoint.tensors
     layers = any(part in name or name.startswith(part[1:]) for name in names for part in _TRUNK_LAYER)
-    embedding = any(part in name for name in names for part in _EMBEDDING)
+    embedding = any(part in name for name in names for part in _EMBEDDING) or any(
+        unwrapped(name).startswith(_BARE_EMBEDDING) for name in names
+    )
     return "target" if layers and embedding else "unknown"

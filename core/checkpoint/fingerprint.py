@@ -3,24 +3,36 @@
 Quantization rewrites matrices and leaves norms alone, so a target that was quantized still has the norm
 values of the raw checkpoint, while another fine-tune of the same shape has others. Samples of the matrices
 notice a fine-tune that left the norms alone, without reading gigabytes.
+
+Converters rename norms, cast them, and store those of some families as 1 + w. So each norm also has a short hash
+of every form that a conversion may give it, under its name without what conversions wrap around names.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from draftpair.checkpoint.checkpoint import Checkpoint
-from draftpair.checkpoint.dtypes import FLOAT_DTYPES, to_float32
+from draftpair.checkpoint.dtypes import FLOAT_DTYPES, from_float32, to_float32
 from draftpair.checkpoint.header import TensorInfo
+
+if TYPE_CHECKING:
+    import numpy as np
 
 NORM_SUFFIX = "norm.weight"
 SAMPLED_TENSORS = 256
 SAMPLE_BYTES = 64
+FORM_DIGITS = 16
 
+# Modules that hold the whole language model: conversions add, drop and exchange them.
+_WRAPPERS = frozenset({"model", "language_model", "text_model", "llm", "backbone", "transformer", "module"})
+# A bfloat16 number of this size or more is a float16 number as well; smaller ones count as zero.
+_FLOAT16_HOLDS = 2.0**-16
 # With a file absent or unreadable, a hash over what is there would look like another model's.
 _INCOMPLETE = frozenset({"FILE-HEADER", "FILE-DANGLING-LINK", "INDEX-SHARD-MISSING", "INDEX-TENSOR-ABSENT"})
 
@@ -29,25 +41,64 @@ def fingerprint(checkpoint: Checkpoint, exclude: Sequence[str] = ()) -> dict[str
     """The checkpoint's fingerprint; every hash is SHA-256 in hexadecimal.
 
     `headers_sha256` covers name, dtype and shape of every tensor. `norms_sha256` covers name, shape
-    and values, as little-endian float32, of the `norms` tensors of rank one whose name ends in
-    `norm.weight` and does not start with one of `exclude`, a head's prefixes. `samples_sha256` covers three
-    times 64 bytes (first, middle, last) of at most 256 other tensors, evenly spaced by name. Both are None when
-    there is no such tensor, or when a weight file is absent or damaged. `config_sha256` covers the bytes of
-    config.json.
+    and values, as little-endian float32, of the tensors of rank one whose name ends in `norm.weight` and does not
+    start with one of `exclude`, a head's prefixes, whatever is wrapped around either. `norms` has those tensors by
+    `unwrapped` name (by their own where two would share one), each with the first 16 digits of the hashes of its
+    `forms`, the stored one first. `samples_sha256` covers three times 64 bytes (first, middle, last) of at most 256
+    other tensors, evenly spaced by name. Without any such tensor, or when a weight file is absent or damaged, `norms`
+    is empty and the two hashes are None. `config_sha256` covers the bytes of config.json.
     """
     tensors = sorted(checkpoint.tensors.values(), key=lambda tensor: tensor.name)
-    outside = [t for t in tensors if not t.name.startswith(tuple(exclude))]
+    excluded = tuple(unwrapped(prefix) for prefix in exclude)
+    outside = [t for t in tensors if not unwrapped(t.name).startswith(excluded)]
     whole = not is_incomplete(checkpoint)
-    norms = [t for t in outside if whole and _is_norm(t)]
+    norms = list(_norms(checkpoint, [t for t in outside if whole and _is_norm(t)]))
+    names = Counter(unwrapped(tensor.name) for tensor, _ in norms)
     sampled = _spread([t for t in outside if whole and len(t.shape) > 1])
     has_config = checkpoint.has_file("config.json")
     return {
         "headers_sha256": _hash(_line(t.name, t.dtype, t.shape) for t in tensors),
-        "norms_sha256": _hash(_norms(checkpoint, norms)) if norms else None,
-        "norms": len(norms),
+        "norms_sha256": _hash(_exactly(norms)) if norms else None,
+        "norms": {
+            unwrapped(t.name) if names[unwrapped(t.name)] == 1 else t.name: forms(values)
+            for t, values in norms
+        },
         "samples_sha256": _hash(_samples(checkpoint, sampled)) if sampled else None,
         "config_sha256": _hash([checkpoint.read_bytes("config.json")]) if has_config else None,
     }
+
+
+def unwrapped(name: str) -> str:
+    """A tensor's name, or the start of one, without the modules around the language model.
+
+    `model.language_model.layers.0.q_norm.weight` and `layers.0.q_norm.weight` are one; `mtp.norm.weight` stays.
+    """
+    parts = name.split(".")
+    while len(parts) > 1 and parts[0] in _WRAPPERS:
+        del parts[0]
+    return ".".join(parts)
+
+
+def forms(values: np.ndarray) -> list[str]:
+    """Short hashes of the values, of 1 + values, and of both in float16, where they differ; the values' own first.
+
+    All are rounded to bfloat16, and what float16 cannot hold of that is zero. So casts among bfloat16, float16 and
+    float32 change no hash of bfloat16 values, and a conversion's own hash is among the forms of what it converted.
+    """
+    import numpy as np
+
+    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+        gains = values + np.float32(1)
+        every = (values, gains, *(v.astype(np.float16).astype(np.float32) for v in (values, gains)))
+    return list(dict.fromkeys(_short(form) for form in every))
+
+
+def _short(values: np.ndarray) -> str:
+    import numpy as np
+
+    rounded = to_float32(from_float32(values, "BF16"), "BF16")
+    rounded[np.abs(rounded) < _FLOAT16_HOLDS] = 0
+    return _hash([rounded.astype("<f4").tobytes()])[:FORM_DIGITS]
 
 
 def is_incomplete(checkpoint: Checkpoint) -> bool:
@@ -77,11 +128,17 @@ def _is_norm(tensor: TensorInfo) -> bool:
     return len(tensor.shape) == 1 and tensor.name.endswith(NORM_SUFFIX) and tensor.dtype in FLOAT_DTYPES
 
 
-def _norms(checkpoint: Checkpoint, tensors: Sequence[TensorInfo]) -> Iterable[bytes]:
+def _norms(checkpoint: Checkpoint, tensors: Sequence[TensorInfo]) -> Iterator[tuple[TensorInfo, np.ndarray]]:
+    """Each of the tensors with its values in float32."""
     wanted = ((tensor, 0, tensor.nbytes) for tensor in tensors)
     for tensor, data in zip(tensors, checkpoint.read_each(wanted), strict=True):
+        yield tensor, to_float32(data, tensor.dtype)
+
+
+def _exactly(norms: Iterable[tuple[TensorInfo, np.ndarray]]) -> Iterator[bytes]:
+    for tensor, values in norms:
         yield _line(tensor.name, tensor.shape)
-        yield to_float32(data, tensor.dtype).astype("<f4").tobytes()
+        yield values.astype("<f4").tobytes()
 
 
 def _line(*fields: Any) -> bytes:

@@ -5,7 +5,9 @@ Only files directly in the folder, or at the top of the repository, count. Readi
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -104,7 +106,8 @@ class Folder:
             found = os.stat(self.root / name)
         except OSError as error:
             raise ToolError(f"{self.shown(name)} cannot be examined: {error.strerror}") from error
-        return found.st_ino, found.st_size, found.st_mtime_ns
+        # Nobody can set the time of change, as that of modification can be.
+        return found.st_ino, found.st_size, found.st_ctime_ns
 
     def prefix(self, name: str) -> tuple[bytes, int]:
         try:
@@ -114,7 +117,7 @@ class Folder:
 
     def read(self, name: str, begin: int, end: int) -> tuple[bytes, int]:
         try:
-            with (self.root / name).open("rb") as file:
+            with _plain(self.root / name).open("rb") as file:
                 size = os.fstat(file.fileno()).st_size
                 file.seek(begin)
                 return file.read(end - begin), size
@@ -123,7 +126,7 @@ class Folder:
 
     def read_whole(self, name: str, limit: int | None = None) -> bytes:
         try:
-            with (self.root / name).open("rb") as file:
+            with _plain(self.root / name).open("rb") as file:
                 return file.read(-1 if limit is None else limit)
         except OSError as error:
             raise unreadable(self.root / name, error) from error
@@ -133,6 +136,13 @@ class Folder:
 
     def is_same_as(self, other: Storage) -> bool:
         return other.folder is not None and self.root.samefile(other.folder)
+
+
+def _plain(path: Path) -> Path:
+    """The path of a file that is to be opened; OSError for one that has become a pipe, which would be waited for."""
+    if not stat.S_ISREG(os.stat(path).st_mode):
+        raise OSError(errno.EINVAL, "it is no plain file")
+    return path
 
 
 def list_folder(root: Path) -> list[str]:

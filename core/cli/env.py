@@ -18,6 +18,7 @@ _PACKAGES = (
     "safetensors",
     "huggingface-hub",
     "numpy",
+    "blake3",
     "click",
     "jsonschema",
     "transformers",

@@ -127,7 +127,9 @@ def recognised_head(checkpoint: Checkpoint) -> RecognisedHead | None:
     if named:
         match = _ELSEWHERE.match(named[0].name)
         return RecognisedHead(None, match.group() if match else "mtp.", None, tuple(named))
-    fusion = next((name for name in checkpoint.tensors if re.search(r"\.layers\.\d+\.eh_proj\.", name)), None)
+    fusion = next(
+        (name for name in checkpoint.tensors if re.search(r"\.layers\.[0-9]+\.eh_proj\.", name)), None
+    )
     if fusion is None:
         return None
     prefix = fusion[: fusion.index("eh_proj")]
@@ -379,7 +381,7 @@ def _depth_findings(family: Family, config: ConfigView, place: Place) -> Iterabl
         yield Finding(
             "HEAD-DEPTH",
             "warning",
-            f"config.json declares {declared} head layer(s) under {key}; the tensors hold {len(layers)}",
+            f"config.json declares {declared!r} as the number of head layers, {key}; the tensors hold {len(layers)}",
             where=config.where(key),
             expected=declared,
             found=len(layers),

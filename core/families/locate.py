@@ -9,6 +9,9 @@ from dataclasses import dataclass
 from draftpair.checkpoint import Checkpoint, TensorInfo
 from draftpair.families.record import HeadSpec, Record
 
+# As the published names are written; no model has a billion layers.
+_NUMBER = r"(0|[1-9][0-9]{0,8})"
+
 
 @dataclass(frozen=True)
 class Place:
@@ -44,7 +47,7 @@ def layers_by_number(names: Iterable[str], prefix: str, layers: str) -> dict[int
     Layer numbers are compared as numbers: layer 4 is no prefix of layer 47.
     """
     before, after = layers.split("{layer}")
-    pattern = re.compile(re.escape(prefix + before) + r"(\d+)" + re.escape(after) + r"(.+)")
+    pattern = re.compile(re.escape(prefix + before) + _NUMBER + re.escape(after) + r"(.+)")
     numbered: dict[int, set[str]] = {}
     for name in names:
         if found := pattern.fullmatch(name):

@@ -41,7 +41,8 @@ class TensorRule:
     exactly one alternative is present, and the tensors decide which. ``full_precision`` is the reason why the
     tensor is never quantized; ``dtype`` is a dtype it must be written in; ``norm`` says that the raw head
     stores w where the model multiplies by 1 + w: "zero_centred" when the drafter wants the gain, "stays_zero_centred"
-    when it adds the 1 itself; ``role`` says what need not be borrowed if it is there.
+    when it adds the 1 itself; ``role`` says what need not be borrowed if it is there; ``copy_of``
+    what the target calls the tensor that a dropped one must be a copy of.
     """
 
     sources: tuple[NamedShape, ...]
@@ -55,6 +56,7 @@ class TensorRule:
     full_precision: str | None = None
     norm: str | None = None
     role: str | None = None
+    copy_of: tuple[str, ...] = ()
 
     @property
     def source(self) -> str:
@@ -330,6 +332,7 @@ def _tensor_rule(row: Mapping[str, Any]) -> TensorRule:
     return TensorRule(
         sources=tuple(map(_named_shape, single)),
         outputs=tuple(map(_named_shape, listed)),
+        copy_of=tuple(row.get("copy_of", ())),
         **{key: row[key] for key in _PLAIN_KEYS if key in row},
     )
 

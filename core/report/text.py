@@ -56,15 +56,15 @@ def inspect_text(report: Mapping[str, Any]) -> Iterator[str]:
 def _head_text(head: Mapping[str, Any]) -> str:
     if not head["present"]:
         if head["declared"]:
-            return f"declared ({head['layers_declared']} layer), but no tensor of it is here"
+            return f"declared ({_count(head['layers_declared'], 'layer')}), but no tensor of it is here"
         return "none"
-    state = {True: "whole", False: "incomplete or malformed", None: "of a family without a record"}[
-        head["complete"]
-    ]
-    files = ", ".join(f["name"] + ("" if f["indexed"] else " (not in the index)") for f in head["files"])
-    return (
-        f"{state}: {head['tensors']} tensors under {head['prefix']}, {bytes_text(head['bytes'])}, in {files}"
+    recognised = (
+        f"recognised, not split ({head['family']})" if head["family"] else "of a family without a record"
     )
+    state = {True: "whole", False: "incomplete or malformed", None: recognised}[head["complete"]]
+    files = ", ".join(f["name"] + ("" if f["indexed"] else " (not in the index)") for f in head["files"])
+    tensors = _count(head["tensors"], "tensor")
+    return f"{state}: {tensors} under {head['prefix']}, {bytes_text(head['bytes'])}, in {files}"
 
 
 def _memory_text(memory: Mapping[str, Any], inputs: Mapping[str, Any]) -> Iterator[str]:
@@ -175,6 +175,10 @@ def profile_text(report: Mapping[str, Any]) -> Iterator[str]:
         yield _row(f"position {position}", f"{share:.1%} accepted")
     for accepted, rounds in stats["acceptance_histogram"].items():
         yield _row(f"{accepted} accepted", f"in {rounds} rounds")
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 def _row(name: str, text: str) -> str:

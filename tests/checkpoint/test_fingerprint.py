@@ -10,11 +10,17 @@ import numpy as np
 import pytest
 
 from draftpair.checkpoint import open_checkpoint
-from draftpair.checkpoint.fingerprint import _spread, fingerprint
+from draftpair.checkpoint.dtypes import from_float32, to_float32
+from draftpair.checkpoint.fingerprint import _spread, fingerprint, forms, unwrapped
 from fixtures.glm4_moe_lite import write_checkpoint
 from fixtures.weights import write_safetensors
 
 ONES, MATRIX = np.ones(4, "<f4"), np.ones((4, 4), "<f4")
+
+
+def short(values: np.ndarray) -> str:
+    """The hash of a form, of bfloat16 numbers that are not very small."""
+    return hashlib.sha256(values.tobytes()).hexdigest()[:16]
 
 
 @pytest.fixture
@@ -39,7 +45,7 @@ def test_it_follows_its_definition(make) -> None:
     assert found == {
         "headers_sha256": hashlib.sha256(headers.encode()).hexdigest(),
         "norms_sha256": hashlib.sha256(line + (2 * ONES).tobytes()).hexdigest(),
-        "norms": 1,
+        "norms": {"a.norm.weight": [short(2 * ONES), short(3 * ONES)]},
         "samples_sha256": hashlib.sha256(samples).hexdigest(),
         "config_sha256": hashlib.sha256(b"{}").hexdigest(),
     }
@@ -56,12 +62,77 @@ def test_other_norms_are_noticed_and_those_of_the_head_left_out(make) -> None:
     one = make("one", a__norm__weight=(ONES, "BF16"), head__norm__weight=(ONES, "BF16"))
     two = make("two", a__norm__weight=(ONES, "BF16"), head__norm__weight=(2 * ONES, "BF16"))
     assert fingerprint(one)["norms_sha256"] != fingerprint(two)["norms_sha256"]
-    assert fingerprint(one, "head.")["norms_sha256"] == fingerprint(two, "head.")["norms_sha256"]
+    assert fingerprint(one, ["head."])["norms_sha256"] == fingerprint(two, ["head."])["norms_sha256"]
 
 
 def test_without_norms_there_is_no_hash(make) -> None:
     found = fingerprint(make("one", norm__weight=(MATRIX, "F32")))
-    assert (found["norms_sha256"], found["norms"]) == (None, 0)
+    assert (found["norms_sha256"], found["norms"]) == (None, {})
+
+
+def rounded(values: np.ndarray, dtype: str) -> np.ndarray:
+    return to_float32(from_float32(values, dtype), dtype)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_what_conversions_make_of_a_norm_has_its_forms(seed: int) -> None:
+    """Casts of either form, the 1 added before or after them, on either side."""
+    noise = np.random.RandomState(seed).standard_normal(4096).astype("<f4")
+    raw = rounded(noise * np.float32(0.2), "BF16")
+    raw[:64] *= np.float32(2.0**-16)  # of which float16 loses bits
+    raw[64] = -0.0
+    one = np.float32(1)
+    gains = rounded(one + raw, "BF16")
+    for made in (
+        rounded(raw, "F16"),
+        gains,
+        rounded(gains, "F16"),
+        one + raw,
+        rounded(one + raw, "F16"),
+        rounded(one + rounded(raw, "F16"), "F16"),
+    ):
+        assert forms(made)[0] in forms(raw), made
+    changed = gains.copy()
+    changed[100] += np.float32(2.0**-6)
+    assert not set(forms(changed)[:1]) & set(forms(raw))
+    assert not set(forms(raw)[:1]) & set(forms(changed))
+
+
+def test_a_cast_of_float32_values_has_their_forms() -> None:
+    values = np.random.RandomState(0).standard_normal(4096).astype("<f4")
+    for dtype in ("BF16", "F16"):
+        assert forms(rounded(values, dtype))[0] in forms(values)
+
+
+def test_values_beyond_float16_have_forms() -> None:
+    assert len(forms(np.array([1e5, 3e38, np.inf, np.nan], "<f4"))) == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "bare"),
+    [
+        ("model.language_model.layers.0.input_layernorm.weight", "layers.0.input_layernorm.weight"),
+        ("language_model.model.layers.0.input_layernorm.weight", "layers.0.input_layernorm.weight"),
+        ("layers.0.model.weight", "layers.0.model.weight"),
+        ("language_model.model.norm.weight", "norm.weight"),
+        ("language_model.mtp.", "mtp."),
+        ("model.layers.47.", "layers.47."),
+        ("model.visual.merger.norm.weight", "visual.merger.norm.weight"),
+        ("model", "model"),
+    ],
+)
+def test_a_name_without_what_is_wrapped_around_it(name: str, bare: str) -> None:
+    assert unwrapped(name) == bare
+
+
+def test_norms_that_would_share_a_name_keep_their_own(make) -> None:
+    one = make("one", model__norm__weight=(ONES, "F32"), llm__norm__weight=(2 * ONES, "F32"))
+    assert list(fingerprint(one)["norms"]) == ["llm.norm.weight", "model.norm.weight"]
+
+
+def test_a_head_under_another_name_is_left_out(make) -> None:
+    found = fingerprint(make("one", language_model__mtp__norm__weight=(ONES, "F32")), ["mtp."])
+    assert found["norms"] == {}
 
 
 @pytest.mark.parametrize("place", [0, 7, 15], ids=["first", "middle", "last"])
@@ -89,4 +160,4 @@ def test_a_checkpoint_with_a_missing_shard_has_no_norm_hash(tmp_path: Path) -> N
     write_checkpoint(tmp_path / "raw", shards=3)
     (tmp_path / "raw" / "model-00001-of-00003.safetensors").unlink()
     found = fingerprint(open_checkpoint(tmp_path / "raw"))
-    assert (found["norms_sha256"], found["samples_sha256"], found["norms"]) == (None, None, 0)
+    assert (found["norms_sha256"], found["samples_sha256"], found["norms"]) == (None, None, {})

@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import os
 import random
+import threading
+import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -12,8 +15,9 @@ import pytest
 from safetensors import safe_open
 from safetensors.numpy import load_file
 
-from draftpair.checkpoint import ITEM_BITS, read_header
+from draftpair.checkpoint import ITEM_BITS, read_header, writer
 from draftpair.checkpoint.writer import Output, TensorFile, encode_header
+from draftpair.errors import ToolError
 
 OUTPUTS = (
     Output("b", "F16", (3, 5)),
@@ -120,6 +124,109 @@ def test_closing_flushes_the_whole_file(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(os, "fsync", record)
     write_whole(tmp_path / "x", {})
     assert flushed == [((tmp_path / "x").stat().st_ino, (tmp_path / "x").read_bytes())]
+
+
+Pwrite = Callable[[int, memoryview, int], int]
+
+
+def flip_a_bit(pwrite: Pwrite, fd: int, view: memoryview, offset: int) -> int:
+    damaged = bytearray(view)
+    damaged[-1] ^= 1
+    return pwrite(fd, memoryview(damaged), offset)
+
+
+def lose(pwrite: Pwrite, fd: int, view: memoryview, offset: int) -> int:
+    return len(view)
+
+
+def misplace(pwrite: Pwrite, fd: int, view: memoryview, offset: int) -> int:
+    return pwrite(fd, view, offset - 1)
+
+
+@pytest.mark.parametrize("fault", [flip_a_bit, lose, misplace])
+@pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
+@pytest.mark.parametrize("size", [900, 1 << 20, (1 << 20) + 1, 3_000_000])
+def test_a_piece_that_reads_back_differently_is_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: Callable[..., int], kind: type, size: int
+) -> None:
+    output = Output("x", "U8", (100 + size,))
+    data = kind(random.Random(size).randbytes(size))
+    file, pwrite = TensorFile(tmp_path / "f", [output], {}), os.pwrite
+    try:
+        monkeypatch.setattr(os, "pwrite", lambda fd, view, offset: fault(pwrite, fd, view, offset))
+        with pytest.raises(ToolError, match="f was not stored as it was written: x reads back differently"):
+            file.write("x", 100, data)
+    finally:
+        file.abandon()
+
+
+def test_a_header_that_reads_back_differently_is_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pwrite = os.pwrite
+
+    def rename(fd: int, view: memoryview, offset: int) -> int:
+        return pwrite(fd, memoryview(bytes(view).replace(b'"a"', b'"A"')), offset)
+
+    monkeypatch.setattr(os, "pwrite", rename)
+    with pytest.raises(ToolError, match="x was not stored as it was written: its header is another one"):
+        TensorFile(tmp_path / "x", OUTPUTS, {})
+
+
+def test_a_write_in_parts_is_carried_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pwrite = os.pwrite
+    monkeypatch.setattr(os, "pwrite", lambda fd, view, offset: pwrite(fd, view[:5], offset))
+    write_whole(tmp_path / "x", {})
+    assert load_file(tmp_path / "x")["a"].tobytes() == data_of(OUTPUTS[1])
+
+
+def test_the_flush_begins_while_writing_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+    flushes: list[int] = []
+
+    def slow(fd: int) -> None:
+        flushes.append(threading.get_ident())
+        begun.set()
+        assert go_on.wait(10)
+
+    monkeypatch.setattr(os, "fsync", slow)
+    monkeypatch.setattr(writer, "FLUSH_BYTES", 1000)
+    with TensorFile(tmp_path / "x", [Output("x", "U8", (5000,))], {}) as file:
+        file.write("x", 0, bytes(999))
+        assert not flushes
+        file.write("x", 999, bytes(1))
+        assert begun.wait(10)
+        file.write("x", 1000, bytes(4000))  # one flush at a time: this one waits for the last
+        assert len(flushes) == 1
+        go_on.set()
+    assert len(flushes) == 2
+    assert flushes[0] != threading.get_ident() == flushes[1]
+
+
+@pytest.mark.parametrize("pause", [0.001, 0], ids=["soon", "at the end at the latest"])
+def test_a_flush_that_failed_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pause: float) -> None:
+    flushed: list[int] = []
+    count = 1000 if pause else 1
+
+    def fail_once(fd: int) -> None:
+        flushed.append(fd)
+        if len(flushed) == 1:
+            raise OSError(5, "Input/output error")
+
+    def write_bytewise(written: list[int]) -> None:
+        with TensorFile(tmp_path / "x", [Output("x", "U8", (count,))], {}) as file:
+            for place in range(count):
+                file.write("x", place, b"a")
+                written.append(place)
+                time.sleep(pause)
+
+    monkeypatch.setattr(os, "fsync", fail_once)
+    monkeypatch.setattr(writer, "FLUSH_BYTES", 1)
+    written: list[int] = []
+    with pytest.raises(OSError, match="Input/output error"):
+        write_bytewise(written)
+    assert len(flushed) == 1
+    assert len(written) < count or not pause
 
 
 def test_the_file_has_its_full_size_from_the_start(tmp_path: Path) -> None:

@@ -106,17 +106,11 @@ def damaged(folder: Path, change: Callable[[dict[str, Any]], None]) -> Path:
     return write_folder(folder, Geometry(), tensors)
 
 
-def zero_norm(tensors: dict[str, Any]) -> None:
-    tensors["model.layers.3.enorm.weight"][:] = 0
-
-
 def misshapen_trunk(tensors: dict[str, Any]) -> None:
     tensors["model.norm.weight"] = np.ones(7, "<f4")
 
 
-@pytest.mark.parametrize(
-    ("change", "rule"), [(zero_norm, "DRAFTER-TENSOR-VALUES"), (misshapen_trunk, "TARGET-TENSOR")]
-)
+@pytest.mark.parametrize(("change", "rule"), [(misshapen_trunk, "TARGET-TENSOR")])
 def test_what_validate_calls_unsafe_is_not_uploaded(
     hub: UploadHub,
     tmp_path: Path,

@@ -8,13 +8,15 @@ import os
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from draftpair import api
-from draftpair.checkpoint import open_checkpoint
+from draftpair.checkpoint import open_checkpoint, to_float32
 from draftpair.convert.attach import HEAD_FILE
 from draftpair.errors import Refused, ToolError, Usage
 from draftpair.families.heads import find_head
+from fixtures import deepseek_v3, qwen3_5
 from fixtures.glm4_moe_lite import write_target
 
 FORMS: dict[str, dict[str, Any]] = {
@@ -165,3 +167,53 @@ def test_a_drafter_that_changes_meanwhile_leaves_nothing(raw: Path, target: Path
         api.attach(target, drafter, tmp_path / "whole", progress=touch)
     assert not (tmp_path / "whole").exists()
     assert not [path for path in tmp_path.iterdir() if ".draftpair" in path.name]
+
+
+@pytest.mark.parametrize("profile", ["published", "mlx"])
+def test_norms_go_back_as_the_target_stores_its_own(tmp_path: Path, profile: str) -> None:
+    raw = qwen3_5.write_checkpoint(tmp_path / "raw")
+    write = qwen3_5.write_checkpoint if profile == "published" else qwen3_5.write_mlx_checkpoint
+    target = write(tmp_path / "target", head=False)
+    api.split_mtp(raw, tmp_path / "drafter")
+    api.attach(target, tmp_path / "drafter", tmp_path / "whole")
+    whole = open_checkpoint(tmp_path / "whole")
+    head = find_head(whole)
+    assert head
+    gains = open_checkpoint(tmp_path / "drafter")
+    name = "pre_fc_norm_hidden.weight"
+    attached = next(tensor for tensor in head.tensors if tensor.name.endswith(name))
+    stored = to_float32(whole.read(attached), "BF16")
+    gain = to_float32(gains.read(gains.tensors[name]), "BF16")
+    assert np.array_equal(stored + (profile == "published"), gain)
+    api.split_mtp(tmp_path / "whole", tmp_path / "again")
+    assert (tmp_path / "again" / "model.safetensors").read_bytes() == (
+        tmp_path / "drafter" / "model.safetensors"
+    ).read_bytes()
+
+
+def test_a_packed_head_is_not_put_beside_another_format(tmp_path: Path) -> None:
+    raw = deepseek_v3.write_checkpoint(tmp_path / "raw", kept="fp8")
+    target = deepseek_v3.write_checkpoint(tmp_path / "target", kept="fp8", head=False)
+    api.split_mtp(raw, tmp_path / "packed", q_bits=4, q_group_size=32)
+    with pytest.raises(Refused, match="packed in a format that is not MLX's"):
+        api.attach(target, tmp_path / "packed", tmp_path / "whole")
+    assert not (tmp_path / "whole").exists()
+    api.split_mtp(raw, tmp_path / "plain")
+    report = api.attach(target, tmp_path / "plain", tmp_path / "whole")
+    assert "ATTACH-FORM" in {finding["rule"] for finding in report["findings"]}
+    before, after = (json.loads((f / "config.json").read_text()) for f in (target, tmp_path / "whole"))
+    assert after["quantization_config"] == before["quantization_config"]
+    assert "quantization" not in after
+
+
+def test_folders_of_the_target_are_named_and_its_own_file_of_that_name_is_refused(
+    raw: Path, target: Path, tmp_path: Path, tools: Any
+) -> None:
+    api.split_mtp(raw, tmp_path / "drafter")
+    (target / "original").mkdir()
+    report = api.attach(target, tmp_path / "drafter", tmp_path / "whole")
+    (finding,) = [finding for finding in report["findings"] if finding["rule"] == "ATTACH-FOLDERS"]
+    assert finding["found"] == ["original"]
+    tools.write(target / HEAD_FILE, {})
+    with pytest.raises(Refused, match=HEAD_FILE):
+        api.attach(target, tmp_path / "drafter", tmp_path / "again")

@@ -28,7 +28,7 @@ def tensor(dtype: str, *shape: int, steps: tuple[str, ...] = ()) -> dict[str, An
         "shape": list(shape),
         "sources": ["x"],
         "transforms": list(steps),
-        "sha256": "0" * 64,
+        "blake3": "0" * 64,
     }
 
 
@@ -45,7 +45,7 @@ MANIFEST: dict[str, Any] = {
         "fingerprint": {
             "headers_sha256": "a" * 64,
             "norms_sha256": "b" * 64,
-            "norms": 95,
+            "norms": {"norm.weight": ["0123456789abcdef"]},
             "samples_sha256": "c" * 64,
             "config_sha256": "d" * 64,
         },

@@ -148,7 +148,7 @@ def test_an_interrupt_while_replacing_leaves_the_old_drafter(
     def interrupt(*args: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(write, "read_back", interrupt)
+    monkeypatch.setattr(write, "refuse_changes", interrupt)
     with pytest.raises(KeyboardInterrupt):
         tools.split(raw, tmp_path / "out", force=True, block_size=4)
     assert tools.state(tmp_path) == before
@@ -157,18 +157,14 @@ def test_an_interrupt_while_replacing_leaves_the_old_drafter(
 def test_bytes_that_read_back_differently_are_noticed(
     raw: Path, tmp_path: Path, tools, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    usual = write.write_weights
+    usual = os.pwrite
 
-    def then_damage(plan: Any, path: Path, *rest: Any) -> Any:
-        hashes = usual(plan, path, *rest)
-        with path.open("r+b") as file:
-            file.seek(-1, os.SEEK_END)
-            last = file.read(1)
-            file.seek(-1, os.SEEK_END)
-            file.write(bytes([last[0] ^ 1]))
-        return hashes
+    def damage(fd: int, data: Any, offset: int) -> int:
+        # The header is written first, at the beginning of the file.
+        damaged = bytes(data) if offset == 0 else bytes([data[0] ^ 1]) + bytes(data[1:])
+        return usual(fd, damaged, offset)
 
-    monkeypatch.setattr(write, "write_weights", then_damage)
+    monkeypatch.setattr(os, "pwrite", damage)
     with pytest.raises(
         ToolError, match=r"model\.safetensors was not stored as it was written: .* differently"
     ):
@@ -191,7 +187,7 @@ def test_of_two_runs_into_one_output_the_first_to_finish_wins(raw: Path, tmp_pat
     tools.split(other, tmp_path / "expected")
 
     def finish_another(stage: str, done: int, total: int) -> None:
-        if stage == "verify" and done == total:
+        if stage == "write" and done == total:
             tools.split(other, tmp_path / "out")
 
     with pytest.raises(ToolError, match="changed while this run was writing"):
@@ -222,17 +218,16 @@ def test_two_processes_at_once_leave_one_whole_drafter(tmp_path: Path, tools) ->
     assert found in wholes
 
 
-def test_progress_counts_every_byte_of_both_stages(raw: Path, tmp_path: Path, tools) -> None:
+def test_progress_counts_every_byte(raw: Path, tmp_path: Path, tools) -> None:
     seen: dict[str, list[tuple[int, int]]] = {}
     plan = tools.split(
         raw,
         tmp_path / "out",
         progress=lambda stage, done, total: seen.setdefault(stage, []).append((done, total)),
     ).plan
-    assert set(seen) == {"write", "verify"}
-    for stage, total in (("write", plan.bytes_read), ("verify", plan.total_size)):
-        assert [done for done, _ in seen[stage]] == sorted(done for done, _ in seen[stage])
-        assert seen[stage][-1] == (total, total)
+    assert set(seen) == {"write"}
+    assert [done for done, _ in seen["write"]] == sorted(done for done, _ in seen["write"])
+    assert seen["write"][-1] == (plan.dense_size, plan.dense_size)
 
 
 def test_memory_does_not_grow_with_the_tensors(

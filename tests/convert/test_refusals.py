@@ -301,3 +301,33 @@ def test_messages_name_no_more_than_five_tensors(raw: Path, tools, refused: Any)
     assert message.count("experts.") == 5
     assert "18 more" in message
     assert json.dumps(message)
+
+
+def test_a_folder_without_weights_is_not_called_a_conversion(raw: Path, refused: Any) -> None:
+    (raw / "model.safetensors").rename(raw / "model.safetensors.part")
+    error = refused(raw)
+    assert "holds no readable .safetensors file; it holds" in error.message
+    assert "model.safetensors.part" in error.message
+
+
+def test_a_config_that_validate_would_call_unsafe_is_refused_before_anything_is_written(
+    raw: Path, tools, refused: Any
+) -> None:
+    tools.edit_json(raw / "config.json", lambda config: config.update(hidden_act="gelu"))
+    error = refused(raw)
+    assert "the drafter's config.json would be unsafe" in error.message
+    assert "hidden_act" in error.message
+
+
+def test_a_norm_of_nothing_but_zeros_is_refused(raw: Path, tmp_path: Path, tools) -> None:
+    name = f"{HEAD}enorm.weight"
+    tools.edit_tensors(raw, lambda tensors: tensors.update({name: ("BF16", np.zeros(64, "<u2"))}))
+    with pytest.raises(Refused, match=r"nothing but zeros: model\.enorm\.weight"):
+        tools.split(raw, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_layer_number_that_no_model_has_is_no_layer(raw: Path, tmp_path: Path, tools) -> None:
+    name = f"model.layers.{'9' * 5000}.eh_proj.weight"
+    tools.edit_tensors(raw, lambda tensors: tensors.update({name: ("BF16", np.zeros((1, 1), "<u2"))}))
+    tools.split(raw, tmp_path / "out")

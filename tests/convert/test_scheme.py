@@ -278,3 +278,9 @@ def test_mlx_lm_loads_each_module_as_it_was_written(tmp_path: Path, tools: Any, 
         loaded = Quantization(module.bits, module.group_size, module.mode) if "scales" in module else None
         assert loaded == expected.get(name), name
     assert bool(mx.isfinite(model(mx.array([[1, 2, 3]]))).all())
+
+
+@pytest.mark.parametrize("what", ["٤", "9" * 5000, "affine:4/" + "9" * 5000])
+def test_numbers_that_no_packing_has_are_wrong_usage(what: str) -> None:
+    with pytest.raises(Usage):
+        parse_override(f"lm_head={what}")

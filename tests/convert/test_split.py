@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from blake3 import blake3
 from safetensors import safe_open
 
 from draftpair.checkpoint import open_checkpoint
@@ -162,7 +163,7 @@ def test_manifest_names_sources_transforms_and_true_hashes(raw: Path, tmp_path: 
     for name, (dtype, words) in tools.read(out).items():
         entry = manifest["tensors"][name]
         assert (entry["dtype"], entry["shape"]) == (dtype, list(words.shape))
-        assert entry["sha256"] == hashlib.sha256(words.tobytes()).hexdigest()
+        assert entry["blake3"] == blake3(words.tobytes()).hexdigest()
     stacked = manifest["tensors"][f"{BLOCK}mlp.switch_mlp.up_proj.weight"]
     assert stacked["sources"] == [f"{HEAD}mlp.experts.{e}.up_proj.weight" for e in range(G.experts)]
     assert stacked["transforms"] == ["stack"]
@@ -191,8 +192,6 @@ def test_a_folder_of_the_hub_cache_is_named_as_on_the_hub(tmp_path: Path, tools)
 def test_splitting_twice_gives_identical_bytes(
     sharded: Path, tmp_path: Path, tools, bits: int | None
 ) -> None:
-    if bits:
-        pytest.importorskip("mlx.core")
     for name in ("one", "two"):
         tools.split(sharded, tmp_path / name, q_bits=bits)
     one, two = ({n: s[3] for n, s in tools.state(tmp_path / name).items()} for name in ("one", "two"))
@@ -252,3 +251,17 @@ def test_a_head_in_a_side_file_that_the_index_does_not_name_is_found(
     tools.split(sharded, tmp_path / "after")
     weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("before", "after")]
     assert weights[0] == weights[1]
+
+
+def test_infinity_in_a_config_is_written_as_a_number_that_strict_readers_take(
+    raw: Path, tmp_path: Path, tools
+) -> None:
+    odd = {"a": float("inf"), "b": [0.0, float("-inf")], "c": "NaN, Infinity", "d": float("nan")}
+    tools.edit_json(raw / "config.json", lambda config: config.update(odd))
+    tools.split(raw, tmp_path / "out")
+
+    def refuse(word: str) -> None:
+        raise AssertionError(word)
+
+    text = json.loads((tmp_path / "out" / "config.json").read_text(), parse_constant=refuse)["text_config"]
+    assert (text["a"], text["b"][1], text["c"], text["d"]) == (odd["a"], odd["b"][1], odd["c"], None)

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from draftpair import api
 from draftpair.checkpoint import open_checkpoint
 from draftpair.errors import Refused
 from draftpair.families.heads import find_head
@@ -16,6 +17,7 @@ from fixtures.glm_moe_dsa import SIZES, checkpoint_tensors, write_checkpoint
 from fixtures.latent import Kept
 from fixtures.split_heads import (
     Change,
+    Words,
     altered,
     assert_holds,
     attach,
@@ -62,12 +64,48 @@ def test_every_tensor_is_what_an_independent_computation_says(tmp_path: Path, ke
     assert verdict(drafter) == ("sound", set())
 
 
-def test_copies_of_embedding_and_head_are_left_out_and_named(tmp_path: Path) -> None:
-    own = {"own_embedding": True, "own_head": True}
-    drafter = split(write_checkpoint(tmp_path / "raw", **own), tmp_path / "drafter")
-    assert_holds(drafter, expected(checkpoint_tensors(SIZES, **own)[1]))
-    manifest = json.loads((drafter / "draftpair-manifest.json").read_text())
+def with_copies(folder: Path, change: Change = lambda words: None) -> Path:
+    """A checkpoint whose head repeats the target's embedding and output head, with something changed."""
+    raw = write_checkpoint(folder, own_embedding=True, own_head=True)
+
+    def repeat(words: Words) -> None:
+        words[HEAD + "embed_tokens.weight"] = words["model.embed_tokens.weight"]
+        words[HEAD + "shared_head.head.weight"] = words["lm_head.weight"]
+
+    edit_tensors(raw, repeat)
+    edit_tensors(raw, change)
+    return raw
+
+
+def test_copies_of_embedding_and_head_are_compared_and_left_out(tmp_path: Path) -> None:
+    report = api.split_mtp(with_copies(tmp_path / "raw"), tmp_path / "drafter")
+    values = checkpoint_tensors(SIZES, own_embedding=True, own_head=True)[1]
+    assert_holds(tmp_path / "drafter", expected(values))
+    manifest = json.loads((tmp_path / "drafter" / "draftpair-manifest.json").read_text())
     assert manifest["dropped"] == [HEAD + "embed_tokens.weight", HEAD + "shared_head.head.weight"]
+    notes = [f["where"] for f in report["findings"] if f["rule"] == "SPLIT-COPY-LEFT-OUT"]
+    assert notes == manifest["dropped"]
+
+
+@pytest.mark.parametrize("row", [0, -1])
+@pytest.mark.parametrize("name", ["embed_tokens.weight", "shared_head.head.weight"])
+def test_what_is_no_copy_is_not_left_out(tmp_path: Path, name: str, row: int) -> None:
+    def train(words: Words) -> None:
+        values, dtype = words[HEAD + name]
+        values = values.copy()
+        values[row, 0] ^= 1
+        words[HEAD + name] = (values, dtype)
+
+    with pytest.raises(Refused, match=rf"{name} is not a copy of "):
+        api.split_mtp(with_copies(tmp_path / "raw", train), tmp_path / "drafter")
+    assert not (tmp_path / "drafter").exists()
+
+
+def test_a_copy_without_its_original_is_left_out_with_a_warning(tmp_path: Path) -> None:
+    raw = with_copies(tmp_path / "raw", removed("model.embed_tokens.weight"))
+    report = api.split_mtp(raw, tmp_path / "drafter")
+    (finding,) = [f for f in report["findings"] if f["rule"] == "SPLIT-COPY-UNCOMPARED"]
+    assert (finding["level"], finding["where"]) == ("warning", HEAD + "embed_tokens.weight")
 
 
 def test_the_config_states_what_the_engine_reads_nowhere_else(tmp_path: Path) -> None:

@@ -143,7 +143,7 @@ def test_a_declared_depth_that_the_tensors_do_not_have(tmp_path: Path) -> None:
     checkpoint = build(
         tmp_path / "raw", change_config=lambda config: config.update(num_nextn_predict_layers=2)
     )
-    assert "2 head layer(s)" in findings_of(checkpoint)["HEAD-DEPTH"]
+    assert "declares 2 as the number of head layers" in findings_of(checkpoint)["HEAD-DEPTH"]
 
 
 def test_a_second_head_layer_is_counted(tmp_path: Path) -> None:

@@ -34,6 +34,7 @@ from fixtures.split_heads import (
     edit_tensors,
     read_words,
     removed,
+    shift_norms,
     split,
     verdict,
 )
@@ -197,10 +198,28 @@ def test_norms_with_two_ones_in_them_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("norms", "added"), [("zero-centred", 1), ("shifted", 0)])
-def test_the_user_may_say_how_the_norms_are_stored(tmp_path: Path, norms: str, added: int) -> None:
-    drafter = split(write_checkpoint(tmp_path / "raw", dtype="F32"), tmp_path / "drafter", norms=norms)
-    values = head_tensors(recipe().geometry)["norm.weight"][0] + np.float32(added)
-    assert np.array_equal(read_words(drafter)["norm.weight"][0], values.view("<u4"))
+def test_the_user_may_say_how_norms_are_stored_that_do_not_tell(
+    tmp_path: Path, norms: str, added: int
+) -> None:
+    raw = write_checkpoint(tmp_path / "raw")
+    names = [
+        name for name, (words, _) in read_words(raw).items() if name.startswith("mtp.") and words.ndim == 1
+    ]
+    between = np.uint16(0x3F20)  # 0.625, which may be a gain as well as a w
+    edit_tensors(raw, lambda t: t.update({n: (np.full_like(t[n][0], between), "BF16") for n in names}))
+    with pytest.raises(Refused, match="not clearly stored"):
+        split(raw, tmp_path / "auto")
+    drafter = read_words(split(raw, tmp_path / "drafter", norms=norms))
+    assert set(drafter["norm.weight"][0].tolist()) == {0x3FD0 if added else 0x3F20}
+
+
+@pytest.mark.parametrize("saved", ["raw", "mlx"])
+def test_what_the_values_say_is_not_overruled(tmp_path: Path, saved: str) -> None:
+    write = write_checkpoint if saved == "raw" else write_mlx_checkpoint
+    asked = "shifted" if saved == "raw" else "zero-centred"
+    with pytest.raises(Refused, match=rf"--norms says {asked}, and the values of \d+ norms say"):
+        split(write(tmp_path / saved), tmp_path / "drafter", norms=asked)
+    assert not (tmp_path / "drafter").exists()
 
 
 def test_biases_are_carried_over_and_nothing_is_added_to_them(tmp_path: Path) -> None:
@@ -450,11 +469,13 @@ def test_validate_finds_the_norms_that_were_left_raw_or_had_their_one_added_twic
     tmp_path: Path, profile: str
 ) -> None:
     raw = write_checkpoint(tmp_path / "raw", profile=profile)
-    left = split(raw, tmp_path / "left", norms="shifted")
-    assert verdict(left) == ("unsafe", {"DRAFTER-NORMS"})
+    left = split(raw, tmp_path / "left")
+    edit_tensors(left, shift_norms(-1))
+    assert verdict(left) == ("unsafe", {"DRAFTER-NORMS", "MANIFEST-TENSORS"})
     mlx = write_mlx_checkpoint(tmp_path / "mlx", profile=profile)
-    twice = split(mlx, tmp_path / "twice", norms="zero-centred")
-    assert verdict(twice) == ("unsafe", {"DRAFTER-NORMS"})
+    twice = split(mlx, tmp_path / "twice")
+    edit_tensors(twice, shift_norms(1))
+    assert verdict(twice) == ("unsafe", {"DRAFTER-NORMS", "MANIFEST-TENSORS"})
     assert verdict(split(mlx, tmp_path / "good")) == ("sound", set())
 
 

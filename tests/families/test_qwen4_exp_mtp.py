@@ -26,6 +26,7 @@ from fixtures.split_heads import (
     edit_tensors,
     read_words,
     removed,
+    shift_norms,
     split,
     verdict,
 )
@@ -273,7 +274,9 @@ def test_validate_calls_a_changed_drafter_unsafe(tmp_path: Path, mutation: str) 
 
 def test_validate_finds_norms_that_hold_the_one_that_the_engine_adds(tmp_path: Path) -> None:
     mlx = write_mlx_checkpoint(tmp_path / "mlx", gains=True)
-    assert verdict(split(mlx, tmp_path / "kept", norms="zero-centred")) == ("unsafe", {"DRAFTER-NORMS"})
+    kept = split(mlx, tmp_path / "kept")
+    edit_tensors(kept, shift_norms(1))
+    assert verdict(kept) == ("unsafe", {"DRAFTER-NORMS", "MANIFEST-TENSORS"})
     assert verdict(split(mlx, tmp_path / "taken out")) == ("sound", set())
 
 

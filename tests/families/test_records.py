@@ -194,7 +194,8 @@ def test_a_target_is_known_by_the_type_of_either_level(config: dict[str, object]
     ],
 )
 def test_a_bad_record_is_refused(old: str, new: str, message: str) -> None:
-    text = record_text("glm4_moe_lite_mtp")
+    lines = record_text("glm4_moe_lite_mtp").splitlines(keepends=True)
+    text = "".join(line for line in lines if not line.startswith("notes = "))
     assert old in text
     with pytest.raises(ToolError, match=message):
         read_record(text.replace(old, new, 1), "glm4_moe_lite_mtp")
@@ -234,3 +235,38 @@ def test_sums_are_of_products() -> None:
 def test_a_dimension_that_is_no_whole_number_is_refused_by_name(value: object) -> None:
     with pytest.raises(Refused, match="hidden_size is"):
         family("glm4_moe_lite_mtp").resolve(("hidden_size",), ConfigView({"hidden_size": value}))
+
+
+OTHERS = {
+    "a bare base model": (
+        "embed_tokens.weight",
+        "norm.weight",
+        "layers.0.self_attn.q_proj.weight",
+        "layers.0.mlp.up_proj.weight",
+    ),
+    "a DFlash drafter": (
+        "fc.weight",
+        "hidden_norm.weight",
+        "norm.weight",
+        "layers.0.self_attn.q_proj.weight",
+    ),
+    "an EAGLE-3 drafter": (
+        "fc.weight",
+        "embed_tokens.weight",
+        "layers.0.hidden_norm.weight",
+        "lm_head.weight",
+        "d2t",
+    ),
+    "a bare Nemotron": ("embeddings.weight", "layers.0.mixer.in_proj.weight", "layers.0.mixer.q_proj.weight"),
+    "a raw target with a head": (
+        "model.layers.3.eh_proj.weight",
+        "mtp.fc.weight",
+        "mtp.layers.0.self_attn.q_proj.weight",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SPLIT)
+@pytest.mark.parametrize("what", OTHERS)
+def test_no_marker_of_a_drafter_is_a_tensor_of_something_else(name: str, what: str) -> None:
+    assert not set(family(name).drafter.markers) & set(OTHERS[what])

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from draftpair import api
@@ -21,6 +23,9 @@ from draftpair.report.text import (
 )
 from draftpair.report.units import bytes_text, count_text
 from draftpair.toy import write_toy
+from fixtures.glm4_moe_lite import write_target
+from fixtures.other_heads import OTHER_HEADS, OtherHead, write_other
+from fixtures.weights import write_json, write_safetensors
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -46,6 +51,35 @@ def test_inspect(toy: Path) -> None:
 def test_inspect_of_a_target_that_does_not_fit(toy: Path) -> None:
     report = api.inspect("target", memory="1MB")
     assert "\n".join(inspect_text(report)) + "\n" == golden("inspect-target")
+
+
+@pytest.mark.parametrize("layout", OTHER_HEADS.values(), ids=OTHER_HEADS)
+def test_inspect_of_a_head_that_is_only_recognised(tmp_path: Path, layout: OtherHead) -> None:
+    lines = list(inspect_text(api.inspect(write_other(tmp_path / "raw", layout))))
+    assert f"family          {layout.family}" in lines
+    (head,) = [line for line in lines if line.startswith("head ")]
+    assert head.startswith(f"head            recognised, not split ({layout.family}): ")
+    assert f"{len(layout.head)} tensors under {layout.prefix}" in head
+    lines = list(inspect_text(api.inspect(write_other(tmp_path / "headless", layout, head=False))))
+    assert f"family          {layout.family}" in lines
+
+
+def test_inspect_of_a_head_of_a_family_without_a_record(tmp_path: Path) -> None:
+    values = np.zeros((4, 4), "<f4")
+    write_safetensors(tmp_path / "model.safetensors", {"mtp.fc.weight": (values, "F32")})
+    write_json(tmp_path / "config.json", {"model_type": "stranger"})
+    lines = list(inspect_text(api.inspect(tmp_path)))
+    assert "family          no record of this family" in lines
+    assert any(line.startswith("head            of a family without a record: 1 tensor ") for line in lines)
+
+
+@pytest.mark.parametrize(("layers", "words"), [(1, "1 layer"), (3, "3 layers")])
+def test_inspect_counts_the_layers_that_are_declared(tmp_path: Path, layers: int, words: str) -> None:
+    folder = write_target(tmp_path / "target")
+    config = json.loads((folder / "config.json").read_text())
+    write_json(folder / "config.json", {**config, "num_nextn_predict_layers": layers})
+    lines = list(inspect_text(api.inspect(folder)))
+    assert f"head            declared ({words}), but no tensor of it is here" in lines
 
 
 def test_split_and_validate(toy: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,8 +14,10 @@ from draftpair.checkpoint import open_checkpoint
 from draftpair.errors import Refused, ToolError, Usage
 from draftpair.schemas import check, load_schema
 from draftpair.validate import ValidatedPair, validate_pair, validated_pair
+from fixtures import glm4_moe
 from fixtures.folders import Folders
 from fixtures.glm4_moe_lite import write_checkpoint, write_target
+from fixtures.split_heads import edit_config
 
 Change = Callable[[Any], None]
 
@@ -146,6 +149,37 @@ def test_a_broken_drafter_config_is_unsafe_alone_and_in_a_pair(
         assert check(report, load_schema("validate")) == []
         assert report["verdict"] == "unsafe"
         assert rule in [finding["rule"] for finding in report["findings"]]
+
+
+@pytest.mark.parametrize(("key", "size"), [("attention_bias", "bias"), ("use_qk_norm", "qk_norm")])
+@pytest.mark.parametrize("there", [True, False], ids=["there", "absent"])
+def test_a_flag_that_the_tensors_set_right_makes_no_other_model(
+    tmp_path: Path, key: str, size: str, there: bool
+) -> None:
+    raw = glm4_moe.write_checkpoint(tmp_path / "raw", **{size: there})
+    edit_config(raw, lambda config: config.update({key: not there}))
+    api.split_mtp(raw, tmp_path / "drafter")
+    report = api.validate(raw, tmp_path / "drafter")
+    assert report["verdict"] == "proven", report["findings"]
+
+
+@pytest.mark.parametrize(("key", "size"), [("attention_bias", "bias"), ("use_qk_norm", "qk_norm")])
+def test_a_drafter_without_what_its_targets_layers_have_was_cut_from_another_model(
+    tmp_path: Path, key: str, size: str
+) -> None:
+    api.split_mtp(glm4_moe.write_checkpoint(tmp_path / "raw", **{size: False}), tmp_path / "drafter")
+    target = glm4_moe.write_checkpoint(tmp_path / "target", head=False, **{size: True})
+    report = api.validate(target, tmp_path / "drafter")
+    (finding,) = [f for f in report["findings"] if f["rule"] == "PAIR-GEOMETRY"]
+    assert f"{key} True and False" in finding["message"]
+
+
+def test_a_flag_of_the_target_that_no_tensor_bears_out_is_not_compared(tmp_path: Path) -> None:
+    raw = glm4_moe.write_checkpoint(tmp_path / "raw", bias=False)
+    api.split_mtp(raw, tmp_path / "drafter")
+    edit_config(raw, lambda config: config.update(attention_bias=True))
+    rules = {finding["rule"] for finding in api.validate(raw, tmp_path / "drafter")["findings"]}
+    assert "PAIR-GEOMETRY" not in rules
 
 
 def swap_two_ids(document: Any) -> None:

@@ -13,7 +13,9 @@ from draftpair import api
 from draftpair.checkpoint import Checkpoint, open_checkpoint
 from draftpair.checkpoint.manifest import MANIFEST
 from draftpair.schemas import check, load_schema
+from fixtures import glm4_moe, qwen3_5, qwen4_exp
 from fixtures.folders import Folders
+from fixtures.split_heads import Words, altered, edit_tensors, split
 from fixtures.weights import write_safetensors
 
 NUMPY = {"BF16": "<u2", "F16": "<u2", "F32": "<f4", "U32": "<u4", "U8": "u1", "I32": "<i4"}
@@ -160,3 +162,42 @@ def test_a_number_no_model_can_have(folders: Folders, key: str, value: Any, rule
     report = api.validate(folders.drafter)
     assert report["verdict"] == "unsafe"
     assert rule in [finding["rule"] for finding in report["findings"]]
+
+
+def changed(folder: Path, change: Any) -> dict[str, dict[str, Any]]:
+    """Findings by rule id of a drafter folder after a change to its tensors, without its manifest."""
+    (folder / MANIFEST).unlink(missing_ok=True)
+    edit_tensors(folder, change)
+    return {finding["rule"]: finding for finding in api.validate(folder)["findings"]}
+
+
+@pytest.mark.parametrize("zero", [0, 0x8000], ids=["zero", "minus zero"])
+@pytest.mark.parametrize("write", [qwen3_5.write_checkpoint, qwen4_exp.write_checkpoint])
+@pytest.mark.parametrize(
+    "name", ["pre_fc_norm_embedding.weight", "pre_fc_norm_hidden.weight", "layers.0.self_attn.q_norm.weight"]
+)
+def test_a_norm_of_nothing_but_zeros_whatever_it_is_called(
+    tmp_path: Path, name: str, write: Any, zero: int
+) -> None:
+    drafter = split(write(tmp_path / "raw"), tmp_path / "drafter")
+    found = changed(drafter, altered(name, lambda words: np.full_like(words, zero)))
+    assert found["DRAFTER-TENSOR-VALUES"]["where"] == name
+
+
+def test_a_bias_may_be_zero(tmp_path: Path) -> None:
+    drafter = split(glm4_moe.write_checkpoint(tmp_path / "raw", bias=True), tmp_path / "drafter")
+    name = "layers.0.mtp_block.self_attn.q_proj.bias"
+    assert changed(drafter, altered(name, np.zeros_like)) == {}
+
+
+@pytest.mark.parametrize("layer", [0, 1])
+def test_a_rounded_tensor_is_named_in_whichever_layer_it_is(tmp_path: Path, layer: int) -> None:
+    drafter = split(glm4_moe.write_checkpoint(tmp_path / "raw", depth=2), tmp_path / "drafter")
+    name = f"layers.{layer}.mtp_block.mlp.gate.e_score_correction_bias"
+
+    def rounded(tensors: Words) -> None:
+        tensors[name] = ((tensors[name][0] >> 16).astype("<u2"), "BF16")
+
+    finding = changed(drafter, rounded)["DRAFTER-TENSOR-ROUNDED"]
+    assert finding["where"] == name
+    assert finding["message"].startswith(f"{name} is BF16")
