@@ -46,7 +46,8 @@ def pair_facts(
         "vocabulary": _vocabulary(target, drafter, *tokenizers),
         "tokenizer": _tokenizer(compare(*tokenizers)),
         "geometry": _differences(target, drafter, _size_keys(family, target)),
-        "settings": _differences(target, drafter, _SETTINGS),
+        # A split states for the drafter what its loaders need; what the target leaves open cannot disagree.
+        "settings": _differences(target, drafter, [k for k in _SETTINGS if target.config.get(k) is not None]),
         "layers": _numbers(target, drafter, "num_hidden_layers"),
         "rope": _rope(target, drafter),
         "tap": {"hidden_state": family.drafter.tap, "fusion": family.drafter.fusion},

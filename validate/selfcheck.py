@@ -37,6 +37,7 @@ def check_drafter(checkpoint: Checkpoint, match: DrafterMatch) -> list[Finding]:
     family = match.family
     rules = apply_rules(checkpoint.config.raw, family.name, "config", "config.json")
     findings = [*match.findings, *rules, *check_twins(checkpoint, _REWRITE), *_experts(checkpoint)]
+    findings += _depth(checkpoint, family)
     if not has_errors(findings):
         findings += check_quantization(checkpoint)
     if not has_errors(findings):
@@ -57,7 +58,25 @@ def check_target(checkpoint: Checkpoint) -> list[Finding]:
     # The rules are written for a drafter, whose text_config is its target's config.
     text = {"text_config": dict(checkpoint.config.text)}
     findings = [*apply_rules(text, family.name, "config", "config.json"), *_experts(checkpoint)]
-    return findings or _from_config(lambda: _check_trunk(checkpoint, family, trunk))
+    if not has_errors(findings):
+        findings += _from_config(lambda: _check_trunk(checkpoint, family, trunk))
+    return findings
+
+
+def _depth(checkpoint: Checkpoint, family: Family) -> Iterator[Finding]:
+    """A config.json that promises more layers than the family's drafters hold."""
+    key = family.drafter_depth(checkpoint.config)
+    depth = checkpoint.config.get(key) if key else None
+    if key and type(depth) is int and depth > family.head.max_depth:
+        yield Finding(
+            "CONFIG-HEAD-DEPTH",
+            "error",
+            f"config.json declares {depth} layers under {key}; a {family.name} drafter holds {family.head.max_depth}",
+            where=f"config.json#{checkpoint.config.where(key)}",
+            expected=family.head.max_depth,
+            found=depth,
+            hint=_REWRITE,
+        )
 
 
 def _check_trunk(checkpoint: Checkpoint, family: Family, trunk: TrunkSpec) -> Iterator[Finding]:

@@ -104,7 +104,7 @@ def _at(level: Any, key: str) -> Any:
 def parse_config(data: bytes) -> tuple[ConfigView, list[Finding]]:
     """The view of a config.json and what is wrong with it; an unusable file gives an empty view.
 
-    A repeated key and NaN or infinity are warnings: Python's reader takes them, and real configs have them.
+    A repeated key is a warning, and NaN or infinity a note: Python's reader takes both, and real configs have them.
     """
     try:
         parsed = parse_json(data)
@@ -113,7 +113,9 @@ def parse_config(data: bytes) -> tuple[ConfigView, list[Finding]]:
     if not isinstance(parsed.value, dict):
         return ConfigView({}), [_finding("is not a JSON object")]
     view = ConfigView(parsed.value)
-    findings = [_finding(f"is not strict JSON: {oddity}", "warning") for oddity in parsed.oddities[:1]]
+    level = "warning" if parsed.repeated else "note"
+    oddities = parsed.repeated or parsed.oddities
+    findings = [_finding(f"is not strict JSON: {oddity}", level) for oddity in oddities[:1]]
     if parsed.value.get(_TEXTS[0]) is not None and view.text is view.raw:
         findings.append(
             _finding(f"has a {_TEXTS[0]} that is not an object; the root is used", pointer=f"/{_TEXTS[0]}")

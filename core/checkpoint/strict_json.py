@@ -23,10 +23,14 @@ class JSONProblem(ValueError):
 
 @dataclass(frozen=True)
 class Parsed:
-    """A JSON value and the oddities that a strict reader would refuse, in the order of the text."""
+    """A JSON value and the oddities that a strict reader would refuse, in the order of the text.
+
+    `repeated` are those after which two readers may see two values; of the others Python's readers make the same.
+    """
 
     value: Any
     oddities: tuple[str, ...]
+    repeated: tuple[str, ...]
 
 
 def parse_json(data: bytes) -> Parsed:
@@ -37,11 +41,13 @@ def parse_json(data: bytes) -> Parsed:
     if len(data) > MAX_JSON_BYTES:
         raise JSONProblem(f"it is longer than {MAX_JSON_BYTES:,} bytes")
     oddities: list[str] = []
+    repeated: list[str] = []
 
     def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         members = dict(pairs)
         if len(members) != len(pairs):
-            oddities.append(f"the key {_first_repeated(pairs)!r} occurs twice in one object")
+            repeated.append(f"the key {_first_repeated(pairs)!r} occurs twice in one object")
+            oddities.append(repeated[-1])
         return members
 
     def constant(name: str) -> float:
@@ -58,7 +64,7 @@ def parse_json(data: bytes) -> Parsed:
         raise JSONProblem("it holds a number with thousands of digits") from None
     except RecursionError:
         raise JSONProblem("it is nested too deeply") from None
-    return Parsed(value, tuple(oddities))
+    return Parsed(value, tuple(oddities), tuple(repeated))
 
 
 def _decode(data: bytes) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -201,3 +202,14 @@ def test_a_rounded_tensor_is_named_in_whichever_layer_it_is(tmp_path: Path, laye
     finding = changed(drafter, rounded)["DRAFTER-TENSOR-ROUNDED"]
     assert finding["where"] == name
     assert finding["message"].startswith(f"{name} is BF16")
+
+
+def test_more_layers_than_a_drafter_of_the_family_holds(folders: Folders, tmp_path: Path) -> None:
+    shutil.copytree(folders.drafter, tmp_path / "deep")
+    (tmp_path / "deep" / "draftpair-manifest.json").unlink()
+    config = json.loads((tmp_path / "deep" / "config.json").read_text())
+    config["text_config"]["num_nextn_predict_layers"] = 2
+    (tmp_path / "deep" / "config.json").write_text(json.dumps(config))
+    report = api.validate(tmp_path / "deep")
+    assert report["verdict"] == "unsafe"
+    assert "CONFIG-HEAD-DEPTH" in {finding["rule"] for finding in report["findings"]}
