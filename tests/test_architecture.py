@@ -69,9 +69,7 @@ def test_special_libraries_stay_in_their_rooms(path: Path) -> None:
         if library == "click":
             assert room == "cli", f"{relative} imports click"
         if library == "huggingface_hub":
-            assert relative.startswith(HUB) or room == "cli", (
-                f"{relative} imports huggingface_hub"
-            )
+            assert relative.startswith(HUB) or room == "cli", f"{relative} imports huggingface_hub"
         if library in ("mlx", "mlx_lm"):
             assert room == "runtime" or not at_top, f"{relative} imports {name} at module level"
             assert room in ("runtime", "convert", "cli"), f"{relative} imports {name}"
