@@ -4,7 +4,8 @@ Promises: work goes on in a temporary folder beside the destination, on the same
 exception, an interrupt included, that folder and the parents made for it are gone and the destination is
 as it was. On success everything is on disk before one rename, or one atomic exchange when the
 destination exists. A destination that anybody changed in the meantime is left as they made it, and the
-run fails: of two runs into one destination one wins and nothing is mixed.
+run fails: of several runs into one destination one wins and nothing is mixed. Once the folder is in place only the
+flush of its parent is left; should that fail, the error says that the folder is there.
 
 A run that was killed leaves its temporary folder; the next run into the same destination removes it. It
 can tell, because a living run holds a lock on its folder.

@@ -29,7 +29,6 @@ from fixtures.glm4_moe_lite import (
     write_target,
 )
 
-ROOT = Path(__file__).parent.parent.parent
 SMALL = {"layers": 1, "experts": 2}
 LARGE = Geometry(hidden=256, moe=512, experts=32, layers=1)
 """Of a checkpoint with a head of 26 MB and a small trunk."""

@@ -82,10 +82,10 @@ def test_a_request_to_end_at_a_random_moment(
         for output, outcome in zip(
             (out, other), driver.together(list(zip(runs, asked, strict=True))), strict=True
         ):
+            # Before the command line has begun, and when nothing is left to do, the system itself ends the process.
+            assert outcome.code in (ENDS[number], -number, 0), outcome.err
             if output.exists():
-                # Python, when it has nothing left to do, leaves the signal to the system.
-                assert outcome.code in (ENDS[number], 0, -number), outcome.err
                 assert tools.contents(output) == whole
             else:
-                assert outcome.code == ENDS[number], outcome.err
+                assert outcome.code != 0
                 assert not output.parent.exists()
