@@ -1,311 +1,314 @@
-"""Time and peak memory of split-mtp beside `cp` and mlx-vlm's splitter, on heads of GLM-4.7-Flash's shapes.
+"""Time and peak memory of split-mtp, beside `cp` of the same bytes and the splitter of mlx-vlm, in one run.
 
-Each contender is a whole process; all of them take turns, in every round, on the same source, with the page cache warm
-and nothing left to be written back. A head holds random finite bfloat16 values in six shards; the trunk is there by
-name only, as holes in sparse files, but for its norms. Without fsync means that the process's fsync does nothing;
-`cp` and the peer never flush. `cp` copies the bytes of the bf16 drafter.
+    python benchmarks/split.py                              # both heads, all modes; 10 GB of disk, 40 minutes
+    python benchmarks/split.py --heads 2.56GB --modes bf16 --no-peer        # against cp only: 2 minutes
+    python benchmarks/split.py --scale 0.05 --runs 1 --no-peer              # a quick look at everything
 
-    python benchmarks/split.py                     # heads of 1.1 and 2.56 GB; 12 GB of disk; installs the peer
-    python benchmarks/split.py --scales 1 --modes bf16 mxfp4 --peer-modes --runs 5      # without the peer
+Each split is a whole process: start of the interpreter, plan, read-back and checks included. The contenders take
+turns, and what they wrote is removed before the next one, so that all meet the same machine. "fsync" is with
+everything on the disk, which mlx-vlm never asks for. Best and median are shown: other work on the machine makes a run
+slower, and never faster.
+
+mlx-vlm is installed into an environment of its own. Its mxfp4 takes minutes and its nvfp4 runs out of memory, so they
+are left out unless --peer-modes names them; a run that is killed is told as such.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import mmap
 import os
-import platform
 import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from importlib import metadata
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-SHARDS = 6
-LAYERS = 47
+from big_checkpoint import HEADS, LAYERS, config, head_shapes, machine
 
+__all__ = ["LAYERS", "config", "head_shapes", "machine"]
 
-def config(scale: float) -> dict[str, object]:
-    """The published config.json, with vocabulary and experts scaled."""
-    return {
-        "model_type": "glm4_moe_lite",
-        "hidden_size": 2048,
-        "intermediate_size": 10240,
-        "kv_lora_rank": 512,
-        "moe_intermediate_size": 1536,
-        "n_routed_experts": max(1, int(64 * scale)),
-        "n_shared_experts": 1,
-        "num_attention_heads": 20,
-        "num_experts_per_tok": 4,
-        "num_hidden_layers": LAYERS,
-        "num_nextn_predict_layers": 1,
-        "q_lora_rank": 768,
-        "qk_nope_head_dim": 192,
-        "qk_rope_head_dim": 64,
-        "rope_theta": 1000000.0,
-        "v_head_dim": 256,
-        "vocab_size": max(64, int(154880 * scale)),
-    }
-
-
-def head_shapes(experts: int, vocab: int) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Names below `model.layers.47.` and shapes, in file order."""
-    yield "embed_tokens.weight", (vocab, 2048)
-    for norm in ("enorm", "hnorm", "input_layernorm", "post_attention_layernorm", "shared_head.norm"):
-        yield f"{norm}.weight", (2048,)
-    yield "eh_proj.weight", (2048, 4096)
-    yield "self_attn.q_a_proj.weight", (768, 2048)
-    yield "self_attn.q_a_layernorm.weight", (768,)
-    yield "self_attn.q_b_proj.weight", (20 * 256, 768)
-    yield "self_attn.kv_a_proj_with_mqa.weight", (576, 2048)
-    yield "self_attn.kv_a_layernorm.weight", (512,)
-    yield "self_attn.kv_b_proj.weight", (20 * 448, 512)
-    yield "self_attn.o_proj.weight", (2048, 20 * 256)
-    yield "mlp.gate.weight", (experts, 2048)
-    yield "mlp.gate.e_score_correction_bias", (experts,)
-    for owner in (*(f"experts.{e}" for e in range(experts)), "shared_experts"):
-        for name, shape in (("gate", (1536, 2048)), ("up", (1536, 2048)), ("down", (2048, 1536))):
-            yield f"mlp.{owner}.{name}_proj.weight", shape
-    yield "shared_head.head.weight", (vocab, 2048)
-
-
-def make_checkpoint(folder: Path, scale: float) -> None:
-    """Write the checkpoint: tensors go to the shards in turn, whole."""
-    import numpy as np
-
-    folder.mkdir()
-    settings = config(scale)
-    (folder / "config.json").write_text(json.dumps(settings))
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        (folder / name).write_text("{}")
-    experts, vocab = int(str(settings["n_routed_experts"])), int(str(settings["vocab_size"]))
-    tensors = {f"model.layers.{LAYERS}.{name}": shape for name, shape in head_shapes(experts, vocab)}
-    tensors |= {f"model.layers.{n}.input_layernorm.weight": (2048,) for n in range(LAYERS)}
-    tensors |= {"model.embed_tokens.weight": (vocab, 2048), "lm_head.weight": (vocab, 2048)}
-    shards: list[dict[str, tuple[int, ...]]] = [{} for _ in range(SHARDS)]
-    for place, (name, shape) in enumerate(tensors.items()):
-        shards[place % SHARDS][name] = shape
-    block = np.random.default_rng(0).integers(0, 1 << 16, 1 << 23, "<u2") & np.uint16(0xBFFF)
-    files = [f"model-{n + 1:05}-of-{SHARDS:05}.safetensors" for n in range(SHARDS)]
-    for file, shard in zip(files, shards, strict=True):
-        write_shard(folder / file, shard, memoryview(block.tobytes()))
-    where = {name: file for file, shard in zip(files, shards, strict=True) for name in shard}
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": where}))
-
-
-def write_shard(path: Path, tensors: dict[str, tuple[int, ...]], block: memoryview) -> None:
-    """Write one file; the trunk's matrices stay holes, the rest repeats `block` from varying places."""
-    header, end, sizes = {}, 0, {}
-    for name, shape in tensors.items():
-        dtype = "F32" if name.endswith("e_score_correction_bias") else "BF16"
-        sizes[name] = (4 if dtype == "F32" else 2) * int(shape[0]) * (int(shape[1]) if shape[1:] else 1)
-        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [end, end + sizes[name]]}
-        end += sizes[name]
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    with path.open("wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        for place, (name, size) in enumerate(sizes.items()):
-            if name in ("model.embed_tokens.weight", "lm_head.weight"):
-                file.seek(size, os.SEEK_CUR)
-                continue
-            begin = place * 4096 % len(block)
-            while size:
-                part = block[begin : begin + size]
-                file.write(part)
-                size, begin = size - len(part), 0
-        file.truncate(len(text) + 8 + end)
-
-
+PEER = "mlx-vlm==0.7.10"
 MODES = {
     "bf16": [],
-    "affine 4": ["--q-bits", "4"],
-    "affine 8": ["--q-bits", "8"],
-    "mxfp4": ["--q-mode", "mxfp4", "--q-bits", "4", "--q-group-size", "32"],
-    "mxfp8": ["--q-mode", "mxfp8", "--q-bits", "8", "--q-group-size", "32"],
-    "nvfp4": ["--q-mode", "nvfp4", "--q-bits", "4", "--q-group-size", "16"],
+    "affine4": ["--q-bits", "4"],
+    "affine8": ["--q-bits", "8"],
+    "mxfp4": ["--q-mode", "mxfp4"],
+    "mxfp8": ["--q-mode", "mxfp8"],
+    "nvfp4": ["--q-mode", "nvfp4"],
 }
-_WITHOUT_FSYNC = "import os; os.fsync = lambda fd: None; from draftpair.cli import main; main()"
+OURS = "import os, sys; from draftpair.cli import main; main(sys.argv[1:])"
+WITHOUT_FSYNC = OURS.replace("from", "os.fsync = lambda fd: None; from", 1)
+SETTLED_BYTES = 7 << 30
 
 
-@dataclass(frozen=True)
-class Contender:
-    """What is measured: a name, the mode it splits in, and its command but for the output."""
+@dataclass
+class Runs:
+    """The runs of one contender: seconds of each, the highest peak of memory, and how a failed one ended."""
 
-    name: str
-    mode: str
-    command: tuple[str, ...]
+    seconds: list[float] = field(default_factory=list)
+    peak_mib: float = 0.0
+    failure: str | None = None
 
+    @property
+    def best(self) -> float | None:
+        """The fastest run."""
+        return min(self.seconds, default=None)
 
-@dataclass(frozen=True)
-class Result:
-    """Seconds of wall clock, seconds of processor and peak MiB of one process; `failed` is how it ended."""
+    @property
+    def median(self) -> float | None:
+        """The middle run."""
+        return statistics.median(self.seconds) if self.seconds else None
 
-    seconds: float
-    processor: float
-    peak: float
-    failed: int
-
-
-def contenders(source: Path, plain: Path, options: argparse.Namespace, peer: str | None) -> list[Contender]:
-    """Every contender of one source; `plain` is a file of the bytes that `cp` copies."""
-    found = [Contender("cp", "bf16", ("cp", str(plain)))]
-    for mode in options.modes:
-        tail = ("split-mtp", "-m", str(source), *MODES[mode], "-o")
-        found.append(Contender("draftpair", mode, (sys.executable, "-m", "draftpair", *tail)))
-        found.append(Contender("draftpair, no fsync", mode, (sys.executable, "-c", _WITHOUT_FSYNC, *tail)))
-    for mode in options.peer_modes if peer else ():
-        split = ("-m", "mlx_vlm.split_mtp", "--model", str(source), *MODES[mode], "--output")
-        found.append(Contender("mlx-vlm", mode, (str(peer), *split)))
-    return found
+    def as_json(self) -> dict[str, Any]:
+        """What --json prints of it."""
+        return {
+            "best": self.best,
+            "median": self.median,
+            "seconds": self.seconds,
+            "peak_mib": round(self.peak_mib) or None,
+            "failure": self.failure,
+        }
 
 
-def measure(command: Sequence[str]) -> Result:
-    """Runs one process."""
+class Peaks(threading.Thread):
+    """Adds up the peak resident memory of a process and its children, as Linux tells it.
+
+    Pages that they share count for each of them, so it is a bound from above.
+    """
+
+    def __init__(self, pid: int) -> None:
+        super().__init__(daemon=True)
+        self._pid, self._peaks, self._over = pid, dict[int, int](), threading.Event()
+
+    def run(self) -> None:
+        """Looks every 20 ms until `total_mib` is called."""
+        while not self._over.wait(0.02):
+            for pid in (self._pid, *self._children()):
+                self._peaks[pid] = max(self._peaks.get(pid, 0), self._peak_kib(pid))
+
+    def total_mib(self) -> float:
+        """The sum of the peaks, 0 where the system does not tell."""
+        self._over.set()
+        self.join()
+        return sum(self._peaks.values()) / 1024
+
+    def _children(self) -> list[int]:
+        try:
+            return [
+                int(pid) for pid in Path(f"/proc/{self._pid}/task/{self._pid}/children").read_text().split()
+            ]
+        except OSError:
+            return []
+
+    def _peak_kib(self, pid: int) -> int:
+        try:
+            status = Path(f"/proc/{pid}/status").read_text()
+        except OSError:
+            return 0
+        return next((int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM")), 0)
+
+
+def run(command: list[str], into: Runs, flush: Path | None, timeout: float) -> None:
+    """One run of a contender; `flush` is a folder or file that is put on the disk, within the time."""
+    settle()
     begin = time.perf_counter()
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    _, status, usage = os.wait4(process.pid, 0)
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    peaks = Peaks(process.pid)
+    peaks.start()
+    try:
+        _, told = process.communicate(timeout=timeout)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.communicate()
+        into.failure = f"not done after {timeout:.0f} s"
+        return
+    finally:
+        into.peak_mib = max(into.peak_mib, peaks.total_mib())
+    if flush is not None:
+        for path in (flush, *flush.glob("*")):
+            fd = os.open(path, os.O_RDONLY)
+            os.fsync(fd)
+            os.close(fd)
     seconds = time.perf_counter() - begin
-    process.returncode = os.waitstatus_to_exitcode(status)
-    unit = 1 << 20 if sys.platform == "darwin" else 1 << 10
-    return Result(seconds, usage.ru_utime + usage.ru_stime, usage.ru_maxrss / unit, process.returncode)
+    if process.returncode < 0:
+        into.failure = f"killed by signal {-process.returncode} after {seconds:.0f} s"
+    elif process.returncode:
+        into.failure = f"exit code {process.returncode}: {told.decode(errors='replace').strip()[-200:]}"
+    else:
+        into.seconds.append(seconds)
+
+
+def settle() -> None:
+    """Lets the disk finish, and sees to it that free memory is really there.
+
+    A virtual machine may give memory that is free to its host, and whoever takes it again first waits for the host.
+    A process that takes some and ends leaves it for the contender.
+    """
+    os.sync()
+    if sys.platform != "linux":
+        return
+    pid = os.fork()
+    if pid == 0:
+        available = next(
+            int(line.split()[1]) << 10 for line in open("/proc/meminfo") if line.startswith("MemAvailable")
+        )
+        mmap.mmap(
+            -1,
+            min(SETTLED_BYTES, available // 2),
+            flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_POPULATE", 0x8000),
+        )
+        os._exit(0)
+    os.waitpid(pid, 0)
 
 
 def install_peer(folder: Path) -> str:
-    """mlx-vlm 0.7.10 in an environment of its own; the Python of it."""
-    python = str(folder / "bin" / "python")
+    """A Python with mlx-vlm, in an environment of its own."""
+    print(f"installing {PEER}", file=sys.stderr)
     subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
-    pip = [python, "-m", "pip", "install", "-q"]
-    subprocess.run([*pip, "mlx[cpu]==0.32.4", "mlx-lm==0.32.2", "requests", "pillow"], check=True)
-    subprocess.run([*pip, "--no-deps", "mlx-vlm==0.7.10"], check=True)
+    python = str(folder / "bin" / "python")
+    extra = ["mlx[cpu]"] if sys.platform == "linux" else []
+    subprocess.run([python, "-m", "pip", "install", "-q", PEER, *extra], check=True)
     return python
 
 
+def compare(
+    source: Path,
+    folder: Path,
+    modes: list[str],
+    peer: str | None,
+    peer_modes: list[str],
+    runs: int,
+    limit: float,
+) -> dict[str, dict[str, Runs]]:
+    """The runs of every contender in every mode, by mode and contender."""
+    results: dict[str, dict[str, Runs]] = {}
+    output, same_bytes = folder / "drafter", folder / "bytes"
+    split = ["split-mtp", "--model", str(source), "--output", str(output)]
+    for mode in modes:
+        found = results[mode] = {name: Runs() for name in ("ours", "ours, fsync", "peer", "cp", "cp, fsync")}
+        if mode == "bf16":
+            subprocess.run([sys.executable, "-c", OURS, *split], check=True, stdout=subprocess.DEVNULL)
+            (output / "model.safetensors").rename(same_bytes)
+        commands: list[tuple[str, list[str], Path | None]] = [
+            ("ours", [sys.executable, "-c", WITHOUT_FSYNC, *split, *MODES[mode]], None),
+            ("ours, fsync", [sys.executable, "-c", OURS, *split, *MODES[mode]], None),
+        ]
+        if mode == "bf16":
+            copy = ["cp", str(same_bytes), str(output)]
+            commands += [("cp", copy, None), ("cp, fsync", copy, output)]
+        if peer is not None and mode in peer_modes:
+            args = ["--model", str(source), "--output", str(output), *MODES[mode]]
+            commands.append(("peer", [peer, "-m", "mlx_vlm.split_mtp", *args], None))
+        for _ in range(runs):
+            for name, command, flush in commands:
+                remove(output)
+                if found[name].failure is None:
+                    run(command, found[name], flush, limit)
+        remove(output)
+        print(f"{mode} done", file=sys.stderr)
+    same_bytes.unlink(missing_ok=True)
+    return results
+
+
 def remove(path: Path) -> None:
-    """Removes what a contender wrote, and waits until nothing is left to be written to disk."""
+    """Removes a folder or a file, if it is there."""
     if path.is_dir():
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
-    os.sync()
 
 
-def race(fields: list[Contender], output: Path, runs: int) -> dict[Contender, list[Result]]:
-    """All contenders in turn, `runs` times; one that failed once is not run again."""
-    results: dict[Contender, list[Result]] = {contender: [] for contender in fields}
-    for _ in range(runs):
-        for contender, done in results.items():
-            if not (done and done[-1].failed):
-                done.append(measure((*contender.command, str(output))))
-                remove(output)
-    return results
-
-
-def rows(results: Mapping[Contender, list[Result]]) -> Iterator[dict[str, object]]:
-    """One row a contender; the ratios are of medians of the same mode, and of `cp` for what does not flush."""
-    medians = {c: statistics.median(r.seconds for r in done) for c, done in results.items()}
-    by_name = {(c.name, c.mode): seconds for c, seconds in medians.items() if not results[c][-1].failed}
-    for contender, done in results.items():
-        peer = by_name.get(("mlx-vlm", contender.mode))
-        cp = by_name.get(("cp", contender.mode))
-        yield {
-            "contender": contender.name,
-            "mode": contender.mode,
-            "seconds": round(medians[contender], 2),
-            "best": round(min(r.seconds for r in done), 2),
-            "processor": round(statistics.median(r.processor for r in done), 2),
-            "peak_mib": round(max(r.peak for r in done)),
-            "of_peer": round(medians[contender] / peer, 2) if peer else None,
-            "speed_of_cp": round(cp / medians[contender], 2) if cp else None,
-            "failed": done[-1].failed or None,
-        }
-
-
-def table(found: list[dict[str, object]]) -> Iterator[str]:
-    """The rows as text."""
-    yield (
-        f"{'contender':<21}{'mode':<10}{'seconds':>8}{'best':>7}{'cpu s':>7}{'peak MiB':>10}"
-        f"{'time / peer':>13}{'speed / cp':>12}"
+def table(results: dict[str, dict[str, Runs]]) -> str:
+    """Best and median seconds of each contender, and the ratios of the best."""
+    head = (
+        "mode",
+        "no fsync",
+        "fsync",
+        "peak MiB",
+        "mlx-vlm",
+        "its MiB",
+        "times faster",
+        "cp",
+        "speed of cp",
     )
-    for row in found:
-        line = (
-            f"{row['contender']:<21}{row['mode']:<10}{row['seconds']:>8}{row['best']:>7}{row['processor']:>7}"
+    rows = [head]
+    for mode, found in results.items():
+        ours, peer, copy = found["ours"], found["peer"], found["cp"]
+        flushed = found["ours, fsync"]
+        rows.append(
+            (
+                mode,
+                _seconds(ours),
+                _seconds(flushed),
+                f"{max(ours.peak_mib, flushed.peak_mib):.0f}",
+                _seconds(peer),
+                f"{peer.peak_mib:.0f}" if peer.peak_mib else "",
+                _ratio(peer.best, ours.best),
+                _seconds(copy),
+                _ratio(copy.best, ours.best),
+            )
         )
-        line += f"{row['peak_mib']:>10}{row['of_peer'] or '-':>13}{row['speed_of_cp'] or '-':>12}"
-        yield line + (f"  failed with {row['failed']}" if row["failed"] else "")
+    widths = [max(len(row[place]) for row in rows) for place in range(len(head))]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows
+    )
 
 
-def machine() -> str:
-    """Processor, cores and versions, for the table's last line."""
-    model = platform.processor() or platform.machine()
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        names = [
-            line.split(":", 1)[1].strip() for line in cpuinfo.read_text().splitlines() if "model name" in line
-        ]
-        model = names[0] if names else model
-    versions = ", ".join(f"{name} {metadata.version(name)}" for name in ("numpy", "mlx", "draftpair"))
-    system = f"{platform.system()}, Python {platform.python_version()}"
-    return f"{model}, {os.cpu_count()} cores, {system}, {versions}"
+def _seconds(runs: Runs) -> str:
+    if runs.failure:
+        return runs.failure
+    return f"{runs.best:.2f} ({runs.median:.2f})" if runs.seconds else ""
+
+
+def _ratio(other: float | None, ours: float | None) -> str:
+    return f"{other / ours:.2f}" if other and ours else ""
 
 
 def main() -> None:
-    """Build the checkpoints in processes of their own, let the contenders split them, print the tables."""
+    """Make the checkpoints in processes of their own, run the contenders, print a table for each head."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument(
-        "--scales", type=float, nargs="*", default=[0.43, 1.0], help="of vocabulary and experts"
-    )
-    parser.add_argument("--runs", type=int, default=3, help="rounds; medians are compared")
+    parser.add_argument("--heads", nargs="*", choices=HEADS, default=list(HEADS))
     parser.add_argument("--modes", nargs="*", choices=MODES, default=list(MODES))
-    parser.add_argument("--peer-modes", nargs="*", choices=MODES, default=["bf16", "affine 4", "affine 8"])
-    parser.add_argument("--peer-python", help="a Python with mlx-vlm 0.7.10 (default: one is installed)")
+    parser.add_argument("--scale", type=float, default=1.0, help="factor for vocabulary and experts")
+    parser.add_argument("--runs", type=int, default=5, help="runs of each contender")
+    parser.add_argument("--no-peer", action="store_true", help="leave mlx-vlm out")
+    parser.add_argument("--peer-python", metavar="PATH", help="a Python that has mlx-vlm already")
+    parser.add_argument(
+        "--peer-modes", nargs="*", choices=MODES, default=["bf16", "affine4", "affine8", "mxfp8"]
+    )
+    parser.add_argument("--timeout", type=float, default=600.0, metavar="S", help="for one run of anybody")
     parser.add_argument("--folder", type=Path, help="where to work (default: a temporary folder)")
-    parser.add_argument("--json", type=Path, help="write the rows to this file as well")
-    parser.add_argument("--make", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--json", action="store_true", help="print everything as JSON instead of tables")
     options = parser.parse_args()
-    if options.make:
-        make_checkpoint(options.make, options.scales[0])
-        return
-    report = {}
+    report: dict[str, Any] = {"machine": machine(), "heads": {}}
     with tempfile.TemporaryDirectory(dir=options.folder) as name:
         folder = Path(name)
-        peer = options.peer_python
-        if options.peer_modes and not peer:
-            peer = install_peer(folder / "peer")
-        for scale in options.scales:
-            source, plain = folder / "source", folder / "plain"
-            make = [sys.executable, __file__, "--scales", str(scale), "--make", str(source)]
-            subprocess.run(make, check=True)
-            split = [
-                sys.executable,
-                "-m",
-                "draftpair",
-                "split-mtp",
-                "-m",
-                str(source),
-                "-o",
-                str(folder / "first"),
-            ]
-            subprocess.run(split, check=True, stdout=subprocess.DEVNULL)
-            (folder / "first" / "model.safetensors").rename(plain)
-            remove(folder / "first")
-            fields = contenders(source, plain, options, peer)
-            found = list(rows(race(fields, folder / "output", options.runs)))
-            size = f"{plain.stat().st_size / 1e9:.2f} GB"
-            report[size] = found
-            print(f"head of {size}", *table(found), "", sep="\n", flush=True)
-            remove(source)
-            remove(plain)
-    print(machine())
-    if options.json:
-        options.json.write_text(json.dumps({"machine": machine(), "heads": report}, indent=2))
+        peer = None if options.no_peer else options.peer_python or install_peer(folder / "peer")
+        for head in options.heads:
+            source = folder / "source"
+            make = [str(source), "--head", head, "--scale", str(options.scale)]
+            subprocess.run(
+                [sys.executable, str(Path(__file__).with_name("big_checkpoint.py")), *make], check=True
+            )
+            results = compare(
+                source, folder, options.modes, peer, options.peer_modes, options.runs, options.timeout
+            )
+            shutil.rmtree(source)
+            report["heads"][head] = {
+                mode: {who: runs.as_json() for who, runs in found.items()} for mode, found in results.items()
+            }
+            if not options.json:
+                print(f"head of {head}: seconds as best (median)\n{table(results)}\n")
+    print(json.dumps(report, indent=2) if options.json else report["machine"])
 
 
 if __name__ == "__main__":

@@ -1,12 +1,16 @@
 """How a tensor can be quantized: the modes MLX runs, and what each makes of a tensor a few rows at a time.
 
 Groups never cross a row, so the pieces together are bit for bit what `mx.quantize` makes of the whole
-tensor. No MLX is needed for it, and the bytes do not depend on the machine.
+tensor. No MLX is needed for it, and the bytes do not depend on the machine; where MLX is installed its affine kernel
+does the work.
 """
 
 from __future__ import annotations
 
+import importlib
+import threading
 from dataclasses import dataclass
+from functools import cache
 from math import prod
 from typing import Any
 
@@ -87,6 +91,8 @@ class Quantization:
         """
         if columns % self.group_size:
             raise ValueError(f"rows of {columns} values are no whole groups of {self.group_size}")
+        if self.mode == AFFINE and (mlx := _mlx()) is not None:
+            return _by_mlx(mlx, data, dtype, columns, self)
         return encode(data, dtype, self.mode, self.bits, self.group_size)
 
     def lost_groups(self, scales: bytes) -> int:
@@ -131,6 +137,39 @@ def quantization(
     group_size = MODES[mode].default_group_size if group_size is None else group_size
     _check(mode, bits, group_size, given)
     return Quantization(bits, group_size, mode)
+
+
+@cache
+def _mlx() -> Any:
+    """The module `mlx.core`, None where it cannot be imported.
+
+    Its affine kernel lets two threads run at once, where numpy's many small steps take turns; the bytes are the same.
+    """
+    try:
+        return importlib.import_module("mlx.core")
+    except ImportError:
+        return None
+
+
+_streams = threading.local()
+
+
+def _by_mlx(mx: Any, data: bytes, dtype: str, columns: int, how: Quantization) -> tuple[bytes, ...]:
+    """What `mx.quantize` makes of whole rows, on the CPU, so that the bytes do not depend on there being a GPU."""
+    if not hasattr(_streams, "stream"):  # threads that share a stream would take turns
+        _streams.stream = mx.new_stream(mx.cpu)
+    storage, name = _MLX_TYPES[dtype]
+    unsigned = getattr(mx, np.dtype(storage).name)
+    with mx.stream(_streams.stream):
+        values = mx.array(np.frombuffer(data, storage).reshape(-1, columns)).view(getattr(mx, name))
+        words, *sides = mx.quantize(values, group_size=how.group_size, bits=how.bits)
+        # numpy has no bfloat16: scales and biases leave MLX as the integers they are stored as.
+        parts = [words, *(side.view(unsigned) for side in sides)]
+        mx.eval(*parts)
+    return tuple(np.array(part).tobytes() for part in parts)
+
+
+_MLX_TYPES = {"BF16": (np.uint16, "bfloat16"), "F16": (np.uint16, "float16"), "F32": (np.uint32, "float32")}
 
 
 def _check(mode: str, bits: int, group_size: int, given: str | None) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from draftpair.checkpoint import from_float32
 from draftpair.checkpoint.writer import Output
 from draftpair.convert import stream
 from draftpair.convert.quantize import MODES, Quantization, quantization
@@ -289,8 +290,8 @@ def test_a_quantization_of_nothing_is_refused(tmp_path: Path, tools: Any) -> Non
         tools.plan(raw, tmp_path / "out", q_bits=4, q_group_size=32)
 
 
-@pytest.mark.parametrize("mode", [None, *MODES])
-def test_no_split_imports_mlx(raw: Path, tmp_path: Path, mode: str | None) -> None:
+@pytest.mark.parametrize("mode", [None, *(mode for mode in MODES if mode != "affine")])
+def test_no_split_but_an_affine_one_imports_mlx(raw: Path, tmp_path: Path, mode: str | None) -> None:
     code = (
         "import sys; from pathlib import Path; from draftpair import api;"
         f"api.split_mtp(Path({str(raw)!r}), Path({str(tmp_path / 'out')!r}), q_mode={mode!r});"
@@ -315,3 +316,12 @@ def test_groups_that_would_be_read_back_as_huge_numbers_are_refused(
         tools.split(raw, tmp_path / "out", q_mode=mode)
     assert not (tmp_path / "out").exists()
     tools.split(raw, tmp_path / "out", q_mode=mode, q_overrides=("eh_proj=none",))
+
+
+@pytest.mark.parametrize("dtype", ["BF16", "F16", "F32"])
+def test_affine_bytes_are_the_same_with_and_without_mlx(monkeypatch: pytest.MonkeyPatch, dtype: str) -> None:
+    values = np.random.default_rng(5).standard_normal((64, 256), "<f4")
+    data, how = from_float32(values, dtype), Quantization(4, 64)
+    with_mlx = how.rows(data, dtype, 256)
+    monkeypatch.setattr("draftpair.convert.quantize._mlx", lambda: None)
+    assert how.rows(data, dtype, 256) == with_mlx

@@ -75,7 +75,7 @@ def test_a_request_to_end_at_a_random_moment(
     seconds = min(outcome.seconds for outcome in driver.together([(run, {}) for run in runs]))
     whole = tools.contents(out)
     chance = random.Random(number)
-    for _ in range(5):
+    for _ in range(3):
         for output in (out, other):
             shutil.rmtree(output.parent, ignore_errors=True)
         asked = [{"signals": [(chance.uniform(0.1, 0.95) * seconds, number)]} for _ in runs]
