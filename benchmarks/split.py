@@ -157,7 +157,9 @@ def settle() -> None:
     pid = os.fork()
     if pid == 0:
         available = next(
-            int(line.split()[1]) << 10 for line in open("/proc/meminfo") if line.startswith("MemAvailable")
+            int(line.split()[1]) << 10
+            for line in open("/proc/meminfo")
+            if line.startswith("MemAvailable")  # noqa: SIM115
         )
         mmap.mmap(
             -1,
