@@ -158,8 +158,8 @@ def settle() -> None:
     if pid == 0:
         available = next(
             int(line.split()[1]) << 10
-            for line in open("/proc/meminfo")
-            if line.startswith("MemAvailable")  # noqa: SIM115
+            for line in Path("/proc/meminfo").read_text().splitlines()
+            if line.startswith("MemAvailable")
         )
         mmap.mmap(
             -1,
