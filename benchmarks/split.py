@@ -156,11 +156,8 @@ def settle() -> None:
         return
     pid = os.fork()
     if pid == 0:
-        available = next(
-            int(line.split()[1]) << 10
-            for line in Path("/proc/meminfo").read_text().splitlines()
-            if line.startswith("MemAvailable")
-        )
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        available = next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable"))
         mmap.mmap(
             -1,
             min(SETTLED_BYTES, available // 2),
