@@ -14,7 +14,7 @@ from draftpair.cli._common import emit, json_option
 @json_option
 def command(as_json: bool) -> None:
     """The families of drafters that draftpair knows."""
-    from draftpair.families import Family, load_records
+    from draftpair.families import Family, SplitFamily, load_records
 
     rows = [
         {
@@ -23,7 +23,7 @@ def command(as_json: bool) -> None:
             "kind": family.kind,
             "maturity": family.maturity,
             "targets": list(family.target.model_types),
-            "splits": isinstance(family, Family),
+            "splits": isinstance(family, SplitFamily),
             "borrows": list(family.drafter.borrows) if isinstance(family, Family) else [],
             "notes": family.notes or family.unsupported,
         }

@@ -1,41 +1,121 @@
-"""``draftpair validate``: one checkpoint alone, or a target and its drafter together."""
+"""``draftpair validate``: one checkpoint alone, a target and its drafter together, or a list of pairs."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import Any, TextIO
+
 import click
 
-from draftpair.cli._common import emit, json_option
-
-_EXIT = {"sound": 0, "proven": 0, "compatible": 0, "doubtful": 0, "unsafe": 1, "unknown": 3}
+from draftpair.cli._reports import emit_reports, format_options, strict_option
+from draftpair.cli._streams import ReaderGone
+from draftpair.errors import Usage
 
 
 @click.command("validate")
-@click.argument("target")
+@click.argument("target", required=False)
 @click.argument("drafter", required=False)
+@click.option(
+    "--draft-kind", metavar="KIND", help="The kind the drafter is to be run as: it has to be of that kind."
+)
 @click.option(
     "--draft-block-size", type=int, metavar="N", help="Block width to check instead of the drafter's own."
 )
-@click.option("--strict", is_flag=True, help="Exit 1 for a doubtful verdict, too.")
-@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
-@json_option
+@click.option(
+    "--no-values", is_flag=True, help="Read headers, configs and tokenizers only, no norm or other weight."
+)
+@click.option(
+    "--pairs",
+    type=click.File(encoding="utf-8"),
+    metavar="FILE",
+    help="A list of pairs, one JSON object a line; - is standard input.",
+)
+@click.option(
+    "--jobs", type=click.IntRange(1), metavar="N", help="Processes for --pairs [default: all processors]."
+)
+@click.option(
+    "--facts",
+    type=click.File(encoding="utf-8"),
+    metavar="FILE",
+    help="Judge a pair-facts document; - is standard input.",
+)
+@strict_option
+@format_options
 def command(
-    target: str, drafter: str | None, draft_block_size: int | None, strict: bool, form: str, as_json: bool
+    target: str | None,
+    drafter: str | None,
+    draft_kind: str | None,
+    draft_block_size: int | None,
+    no_values: bool,
+    pairs: TextIO | None,
+    jobs: int | None,
+    facts: TextIO | None,
+    strict: bool,
+    form: str,
+    as_json: bool,
 ) -> int:
     """Whether a checkpoint is sound, or a target and a drafter are safe to run together.
 
-    Nothing is loaded: headers, configs and tokenizers are read and compared.
+    Nothing is loaded: headers, configs, tokenizers and small tensors are read and compared. TARGET given twice means
+    the head in its own files.
 
     \b
-    Exit codes: 0 sound, proven, compatible or (unless --strict) doubtful; 1 unsafe; 3 unknown.
+    Exit codes: 0 sound, proven, compatible or (unless --strict) doubtful; 1 unsafe; 3 unknown. Of several pairs
+    the gravest counts: 1, then 3, then 2 for a line that cannot be understood.
 
     \b
     Examples:
       draftpair validate ./GLM-4.7-Flash-4bit ./GLM-4.7-Flash-MTP-4bit
-      draftpair validate ./GLM-4.7-Flash-MTP-4bit --json
+      draftpair validate Qwen/Qwen3-8B z-lab/Qwen3-8B-DFlash-b16 --format github
+      echo '{"target": "./target", "drafter": "./drafter"}' | draftpair validate --pairs -
     """
-    from draftpair.api import validate
-    from draftpair.report.text import validate_text
+    from draftpair import api
 
-    report = validate(target, drafter, draft_block_size=draft_block_size)
-    emit(report, as_json or form == "json", validate_text)
-    return 1 if strict and report["verdict"] == "doubtful" else _EXIT[report["verdict"]]
+    if sum(given is not None for given in (target, pairs, facts)) != 1:
+        raise click.UsageError("give TARGET, or --pairs, or --facts")
+    if pairs is not None:
+        _refuse(click.get_current_context(), "draft_kind", "draft_block_size", "as_json", "form")
+        return _each_line(api.validate_pairs(pairs, values=not no_values, jobs=jobs), strict)
+    if facts is not None:
+        report = api.judge_facts(_document(facts))
+    else:
+        report = api.validate(
+            str(target),
+            drafter,
+            draft_block_size=draft_block_size,
+            draft_kind=draft_kind,
+            values=not no_values,
+        )
+    return emit_reports([report], "json" if as_json else form, strict)
+
+
+def _each_line(results: Iterable[dict[str, Any]], strict: bool) -> int:
+    """Prints every result as soon as it is there; gives the exit code that they come to."""
+    codes = set()
+    with suppress(ReaderGone):
+        for result in results:
+            doubtful = result["report"] is not None and result["report"]["verdict"] == "doubtful"
+            codes.add(1 if strict and doubtful else result["exit_code"])
+            click.echo(json.dumps(result))
+    return next((code for code in (1, 3, 2) if code in codes), 0)
+
+
+def _refuse(context: click.Context, *names: str) -> None:
+    """Options that a line has a key for, or that do not apply to lines of JSON."""
+    given = [
+        name for name in names if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
+    ]
+    if given:
+        option = next(p.opts[0] for p in context.command.params if p.name == given[0])
+        raise click.UsageError(
+            f"{option} does not go with --pairs: every line is JSON, and says what it asks for"
+        )
+
+
+def _document(file: TextIO) -> Any:
+    try:
+        return json.load(file)
+    except (ValueError, RecursionError) as error:
+        raise Usage(f"{file.name} is no JSON: {error}") from None

@@ -49,6 +49,8 @@ def inspect_text(report: Mapping[str, Any]) -> Iterator[str]:
     for name, size in sizes["groups"].items():
         if size:
             yield _row(f"  {name}", bytes_text(size))
+    if about["fetched_bytes"] is not None:
+        yield _row("read", f"{bytes_text(about['fetched_bytes'])} from the Hub")
     yield from _memory_text(report["memory"], report["inputs"])
     yield from findings_text(report["integrity"]["findings"])
 
@@ -74,6 +76,9 @@ def _memory_text(memory: Mapping[str, Any], inputs: Mapping[str, Any]) -> Iterat
         size = memory[f"{name}_bytes"]
         if size is None or size or name in ("kv", "total"):
             yield _row(f"  {name}", "not known" if size is None else bytes_text(size))
+        told = {"kv": memory["caches"], "drafter": memory["drafter_caches"]}.get(name)
+        if told and not told.startswith("unknown"):
+            yield _row("", told)
     if memory["fits"] is not None:
         difference = memory["available_bytes"] - memory["total_bytes"]
         fits = (
@@ -141,9 +146,16 @@ def validate_text(report: Mapping[str, Any]) -> Iterator[str]:
             "drafter",
             f"{report['inputs']['drafter']} ({pair['drafter_family'] or 'no record of this family'})",
         )
+        if pair["kind"]:
+            yield _row("draft kind", pair["kind"])
         if pair["block_size"]:
             yield _row("block width", f"{pair['block_size']} ({pair['block_size_from']})")
     yield from findings_text(report["findings"])
+    if report["questions"]:
+        yield "before loading it, ask"
+        for question in report["questions"]:
+            yield f"  {question['question']}"
+            yield f"        {question['answer']}"
 
 
 def generate_text(report: Mapping[str, Any]) -> Iterator[str]:
