@@ -35,7 +35,7 @@ from draftpair.convert.write import disk_errors, require_space
 from draftpair.errors import Refused, ToolError
 from draftpair.families.heads import find_head, recognised_head
 from draftpair.families.norms import norm_conventions
-from draftpair.families.record import Family
+from draftpair.families.record import Family, SplitFamily
 from draftpair.findings import Finding
 from draftpair.version import VERSION
 
@@ -57,7 +57,7 @@ class AttachPlan:
 
     target: Checkpoint
     drafter: Checkpoint
-    family: Family
+    family: SplitFamily
     output: Path
     prefix: str
     names: Mapping[str, str]
@@ -97,6 +97,11 @@ def plan_attach(
         raise Refused(
             f"{target.source} has a head already: {len(seen.tensors)} tensors under {seen.prefix}",
             hint="attach it to a target without one",
+        )
+    if not isinstance(family, SplitFamily):
+        raise Refused(
+            f"{drafter.source} is a {family.name} drafter, which is published by itself: it is no head of a target",
+            hint="attach what split-mtp cut out",
         )
     if not family.serves(target.config):
         raise Refused(
@@ -163,7 +168,7 @@ def carry_out_attach(plan: AttachPlan, progress: Progress | None = None) -> None
         _require_whole(folder)
 
 
-def _names(drafter: Checkpoint, family: Family, prefix: str, first: int) -> Iterator[tuple[str, str]]:
+def _names(drafter: Checkpoint, family: SplitFamily, prefix: str, first: int) -> Iterator[tuple[str, str]]:
     """Old and new name of each of the drafter's tensors, by the rules that copy one tensor into one."""
     stems: dict[str, str] = {}
     for rule in family.rules:
@@ -195,7 +200,7 @@ def _names(drafter: Checkpoint, family: Family, prefix: str, first: int) -> Iter
         )
 
 
-def _refuse_other_copies(target: Checkpoint, drafter: Checkpoint, family: Family) -> None:
+def _refuse_other_copies(target: Checkpoint, drafter: Checkpoint, family: SplitFamily) -> None:
     """What the drafter has copies of is not written again, so the target's must be what was copied."""
     for rule in family.rules:
         copy = drafter.tensors.get(rule.outputs[0].name) if rule.per == "target" else None
@@ -211,7 +216,7 @@ def _stem(name: str) -> str:
     return name[: name.rfind(".") + 1]
 
 
-def _prefix(target: Checkpoint, family: Family) -> str:
+def _prefix(target: Checkpoint, family: SplitFamily) -> str:
     """The first of the head's prefixes that goes with the names of the target's decoder layers."""
     spec = family.head
     if not spec.owns_prefix:
@@ -233,13 +238,13 @@ def _any_below(target: Checkpoint, prefix: str) -> bool:
     return any(name.startswith(prefix) for name in target.tensors)
 
 
-def _first_layer(target: Checkpoint, family: Family) -> int:
+def _first_layer(target: Checkpoint, family: SplitFamily) -> int:
     first = family.head.first_layer
     return first if isinstance(first, int) else family.count(first, target.config)
 
 
 def _config(
-    target: Checkpoint, drafter: Checkpoint, family: Family, names: Mapping[str, str]
+    target: Checkpoint, drafter: Checkpoint, family: SplitFamily, names: Mapping[str, str]
 ) -> dict[str, Any]:
     """The target's config.json, declaring the head's depth and how its packed tensors are read."""
     config = dict(target.config.raw)
@@ -277,7 +282,7 @@ def _packing(target: Checkpoint, packing: Mapping[str, Any], names: Mapping[str,
 
 
 def _lowered(
-    target: Checkpoint, drafter: Checkpoint, family: Family, names: Mapping[str, str]
+    target: Checkpoint, drafter: Checkpoint, family: SplitFamily, names: Mapping[str, str]
 ) -> frozenset[str]:
     """The drafter's norms that hold 1 + w, where the target's own decoder layers store w."""
     shifted = {
@@ -313,7 +318,7 @@ def _stored_as(target: Checkpoint, suffixes: tuple[str, ...]) -> str | None:
     return found.pop() if len(found) == 1 else None
 
 
-def _form(target: Checkpoint, family: Family, names: Mapping[str, str]) -> list[Finding]:
+def _form(target: Checkpoint, family: SplitFamily, names: Mapping[str, str]) -> list[Finding]:
     """A warning when the target is in its publisher's form and the head can only be given in MLX's."""
     if any(file.header.metadata.get("format") == "mlx" for file in target.files.values()):
         return []

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from draftpair.errors import Refused, Usage
-from draftpair.families.record import BlockSizeSpec, Family
+from draftpair.families.record import BlockSizeSpec, SplitFamily
 
 
 @dataclass(frozen=True)
@@ -16,7 +16,7 @@ class BlockSize:
     origin: str
 
 
-def choose_block_size(family: Family, depth: int, asked: int | None) -> BlockSize:
+def choose_block_size(family: SplitFamily, depth: int, asked: int | None) -> BlockSize:
     """The width asked for, else the head's `depth` in layers plus the family's constant.
 
     Raises Usage for an option outside the family's bounds, Refused for a config outside of them.

@@ -14,7 +14,7 @@ from typing import Any
 
 from draftpair.checkpoint import Checkpoint, nbytes
 from draftpair.checkpoint.wording import count, printable
-from draftpair.families.record import Family
+from draftpair.families.record import SplitFamily
 from draftpair.findings import Finding
 
 CARD = "README.md"
@@ -54,7 +54,7 @@ _ENGINES = {
 
 
 def model_card(
-    manifest: Mapping[str, Any], family: Family, inherited: Fields, engines: Iterable[str]
+    manifest: Mapping[str, Any], family: SplitFamily, inherited: Fields, engines: Iterable[str]
 ) -> bytes:
     """The card of the drafter that `manifest` describes, as it is written to the file.
 
@@ -156,7 +156,7 @@ def _revision(manifest: Mapping[str, Any]) -> str:
     return manifest["source"]["revision"] or "main"
 
 
-def _introduction(manifest: Mapping[str, Any], family: Family) -> Iterator[str]:
+def _introduction(manifest: Mapping[str, Any], family: SplitFamily) -> Iterator[str]:
     repository, source = _repository(manifest), _code(manifest["source"]["name"])
     link = f"[{source}]({_HUB}/{repository}/tree/{_revision(manifest)})" if repository else source
     yield f"# {suggested_name(manifest)}"
@@ -183,7 +183,7 @@ def _target(manifest: Mapping[str, Any]) -> Iterator[str]:
     yield from _command("draftpair validate TARGET DRAFTER")
 
 
-def _running(family: Family, engines: Iterable[str]) -> Iterator[str]:
+def _running(family: SplitFamily, engines: Iterable[str]) -> Iterator[str]:
     yield "## To run the pair"
     known = sorted(set(engines))
     if not known:
@@ -196,7 +196,7 @@ def _running(family: Family, engines: Iterable[str]) -> Iterator[str]:
         yield from _command(_ENGINES[engine].format(kind=family.kind) + ' --prompt "Why is the sky blue?"')
 
 
-def _content(manifest: Mapping[str, Any], family: Family) -> Iterator[str]:
+def _content(manifest: Mapping[str, Any], family: SplitFamily) -> Iterator[str]:
     width, tensors = manifest["block_size"], manifest["tensors"]
     size = sum(nbytes(tensor["dtype"], tensor["shape"]) for tensor in tensors.values())
     proposals = width["value"] - width["counts_bonus_token"]

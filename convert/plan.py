@@ -32,7 +32,7 @@ from draftpair.convert.snapshot import Snapshot, snapshot
 from draftpair.convert.transforms import KEEPS_ROWS, TRANSFORMS, Place
 from draftpair.errors import Refused, ToolError, Usage
 from draftpair.families.heads import HeadMatch, MatchedTensor
-from draftpair.families.record import Family
+from draftpair.families.record import SplitFamily
 from draftpair.families.rules import apply_rules
 from draftpair.findings import Finding
 
@@ -120,7 +120,7 @@ class SplitPlan:
     findings: tuple[Finding, ...]
 
     @property
-    def family(self) -> Family:
+    def family(self) -> SplitFamily:
         """The record of the drafter's family."""
         return self.match.family
 

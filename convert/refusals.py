@@ -8,9 +8,9 @@ from draftpair.checkpoint import Checkpoint
 from draftpair.checkpoint.fingerprint import is_incomplete
 from draftpair.checkpoint.wording import some
 from draftpair.errors import Refused, ToolError
-from draftpair.families import family_of_target, load_families, load_records
+from draftpair.families import load_records, load_splits, split_of_target
 from draftpair.families.heads import HeadMatch, declared_depth, recognised_head
-from draftpair.families.record import Family
+from draftpair.families.record import SplitFamily
 from draftpair.findings import Finding, by_severity
 
 # Without a readable config or index nothing else can be said, wherever the head lies.
@@ -40,7 +40,7 @@ def require_head(checkpoint: Checkpoint, match: HeadMatch | None) -> HeadMatch:
     return match
 
 
-def experimental(family: Family) -> list[Finding]:
+def experimental(family: SplitFamily) -> list[Finding]:
     """A warning when facts about the family are disputed or not established."""
     if family.maturity != "experimental":
         return []
@@ -94,7 +94,7 @@ def _no_head(checkpoint: Checkpoint) -> ToolError:
             f"{checkpoint.source} holds no readable .safetensors file; it holds {held}",
             hint="--model wants the raw checkpoint's whole folder: config.json, weights and tokenizer",
         )
-    drafters = {f.drafter.model_type: f for f in load_families().values()}
+    drafters = {f.drafter.model_type: f for f in load_splits().values()}
     if own := drafters.get(config.root_model_type or ""):
         return Refused(
             f"{checkpoint.source} is a drafter already (model_type {own.drafter.model_type}), and holds no head",
@@ -107,7 +107,7 @@ def _no_head(checkpoint: Checkpoint) -> ToolError:
             f"tensors under {found.prefix}), which is not split: {found.record.unsupported}",
             hint="supported: " + ", ".join(_supported()),
         )
-    family = family_of_target(config)
+    family = split_of_target(config)
     known = next((r for r in load_records().values() if r.unsupported and r.serves(config)), None)
     if family is None and known:
         return ToolError(
@@ -138,7 +138,7 @@ def _no_head(checkpoint: Checkpoint) -> ToolError:
 
 
 def _supported() -> list[str]:
-    return sorted({name for family in load_families().values() for name in family.target.model_types})
+    return sorted({name for family in load_splits().values() for name in family.target.model_types})
 
 
 def _refuse_depth(match: HeadMatch) -> None:

@@ -7,20 +7,22 @@ Every function takes a folder, a ``.safetensors`` file, ``owner/name``, ``owner/
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from draftpair.checkpoint import Checkpoint, open_checkpoint
 from draftpair.errors import Refused, ToolError, Usage
 from draftpair.findings import by_severity
-from draftpair.report import envelope
+from draftpair.report import envelope, exit_code
 from draftpair.runtime.options import Options
 from draftpair.version import VERSION
 
 if TYPE_CHECKING:
     from draftpair.convert import SplitPlan
+    from draftpair.validate.batch import Line
 
 Source = str | Path
 
@@ -170,17 +172,74 @@ def _output_path(output: Source) -> Path:
 
 
 def validate(
-    target: Source, drafter: Source | None = None, *, draft_block_size: int | None = None
+    target: Source,
+    drafter: Source | None = None,
+    *,
+    draft_block_size: int | None = None,
+    draft_kind: str | None = None,
+    values: bool = True,
 ) -> dict[str, Any]:
-    """The verdict on one checkpoint, or on a target and its drafter."""
+    """The verdict on one checkpoint, or on a target and what drafts for it.
+
+    The target given as its own drafter means the head in its files. ``draft_kind`` is the kind that is asked for.
+    Without ``values`` no weight is looked at, only headers, configs and tokenizers.
+    """
     from draftpair.validate import validate_one, validate_pair
 
     first = open_checkpoint(target)
     if drafter is None:
-        verdict = validate_one(first)
+        verdict = validate_one(first, values=values)
     else:
-        verdict = validate_pair(first, open_checkpoint(drafter), draft_block_size)
+        second = open_checkpoint(drafter)
+        verdict = validate_pair(first, second, draft_block_size, kind=draft_kind, values=values)
     return envelope("validate", verdict.inputs, verdict.body())
+
+
+def judge_facts(document: Any) -> dict[str, Any]:
+    """The verdict on a pair-facts document, whoever made it. Raises Usage for one that breaks its schema."""
+    from draftpair.validate.foreign import judge
+
+    verdict = judge(document)
+    return envelope("validate", verdict.inputs, verdict.body())
+
+
+def validate_pairs(
+    lines: Iterable[str], *, values: bool = True, jobs: int | None = None
+) -> Iterator[dict[str, Any]]:
+    """The verdict on each pair of a list, one JSON object a line; see `draftpair.validate.batch`.
+
+    The results come in the order of the lines, each valid against the schema ``validate-line``; a line that cannot be
+    understood, or a pair that cannot be looked at, has an error in place of a report. ``jobs`` is the number of
+    processes, None for one a processor.
+    """
+    from draftpair.validate.batch import validate_lines
+
+    return validate_lines(lines, partial(_judge_line, values=values), jobs)
+
+
+def _judge_line(line: Line, values: bool) -> dict[str, Any]:
+    from draftpair.validate import validate_one, validate_pair
+    from draftpair.validate.batch import failed, opened, parse_line
+
+    asked = None
+    try:
+        asked = parse_line(line.text)
+        target = opened(asked["target"])
+        if asked["drafter"] is None:
+            verdict = validate_one(target, values=values)
+        else:
+            drafter, width = opened(asked["drafter"]), asked["draft_block_size"]
+            verdict = validate_pair(target, drafter, width, kind=asked["draft_kind"], values=values)
+    except ToolError as error:
+        return failed(line, asked, error)
+    report = envelope("validate", verdict.inputs, verdict.body())
+    return {
+        "line": line.number,
+        "input": asked,
+        "exit_code": exit_code([report]),
+        "report": report,
+        "error": None,
+    }
 
 
 def generate(

@@ -15,6 +15,7 @@ from draftpair.errors import Usage
 
 if TYPE_CHECKING:
     from jsonschema import ValidationError
+    from jsonschema.protocols import Validator
     from referencing import Registry
 
 
@@ -67,6 +68,20 @@ def violations(document: Any, schema: Mapping[str, Any]) -> Iterator[ValidationE
     from jsonschema import Draft202012Validator
 
     yield from Draft202012Validator(dict(schema), registry=_registry()).iter_errors(document)
+
+
+@cache
+def schema_by_id(identifier: str) -> dict[str, Any]:
+    """The schema with this ``$id``. Raises KeyError for one of somebody else's."""
+    return {load_schema(name)["$id"]: load_schema(name) for name in schema_names()}[identifier]
+
+
+@cache
+def referred(reference: str) -> Validator:
+    """A validator of the part of our schemas that a reference such as ``urn:...:1.0#/allOf/3`` names."""
+    from jsonschema import Draft202012Validator
+
+    return Draft202012Validator({"$ref": reference}, registry=_registry())
 
 
 @lru_cache(maxsize=1)

@@ -1,4 +1,4 @@
-"""Pair facts: a target and a drafter reduced to the values and relations that decide whether they fit.
+"""Pair facts: a target and what drafts for it, reduced to the values and relations that decide whether they fit.
 
 The document is public (``draftpair schema pair-facts``): another tool may produce it and apply a family's
 ``pair`` schema to it. Values that cannot be had from the files are null, never left out.
@@ -11,14 +11,20 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from draftpair.checkpoint import Checkpoint
+from draftpair.checkpoint import Checkpoint, ConfigView
 from draftpair.families import family_of_target
 from draftpair.families.record import Family
 from draftpair.schemas import load_schema
+from draftpair.validate.borrowing import borrowed_facts, rope_facts, shared_kv_facts
+from draftpair.validate.claims import claim_facts
+from draftpair.validate.draft import Draft
 from draftpair.validate.provenance import provenance
+from draftpair.validate.rollback import rollback_facts
+from draftpair.validate.taps import mask_facts, tap_facts
 from draftpair.validate.tokenizer import TokenizerComparison, compare, special_ids
-from draftpair.validate.tokenizer_files import Tokenizer, read_both
+from draftpair.validate.tokenizer_files import Tokenizer, read_tokenizer
 from draftpair.validate.vocabulary import VocabularySizes, vocabulary_relation, vocabulary_sizes
+from draftpair.validate.width import Width
 
 # Sizes that have facts of their own.
 _NOT_GEOMETRY = frozenset({"hidden_size", "vocab_size"})
@@ -27,34 +33,94 @@ _SETTINGS = (
     "rms_norm_eps", "hidden_act", "num_experts_per_tok", "n_group", "topk_group", "topk_method", "scoring_func",
     "norm_topk_prob", "routed_scaling_factor", "partial_rotary_factor", "tie_word_embeddings",
 )  # fmt: skip
+_STREAMS = ("hc_count", "hc_mult")
+_PLAIN = ("F16", "BF16", "F32")
 
 
 def pair_facts(
-    target: Checkpoint, drafter: Checkpoint, family: Family, block_size: tuple[int, str]
+    target: Checkpoint, draft: Draft, width: Width, kind: str | None = None, values: bool = True
 ) -> dict[str, Any]:
-    """The facts document of a pair; ``block_size`` is the width and the rule it came from."""
-    tokenizers = read_both(target, drafter)
+    """The facts document of a pair.
+
+    ``width`` is the block width and the rule it came from, ``kind`` the draft kind that was asked for. Without
+    ``values`` no weight is read.
+    """
+    drafter, family = draft.checkpoint, draft.family
+    tokenizers = read_tokenizer(target), read_tokenizer(drafter)
+    vocabulary = _vocabulary(target, draft, *tokenizers)
+    is_head = family.head is not None
+    proven = _provenance(target, draft)
     return {
         "schema": load_schema("pair-facts")["$id"],
         "target": _side(target, family_of_target(target.config, family)),
         "drafter": {
             **_side(drafter, family),
             "kind": family.kind,
-            "borrows": list(family.borrows(drafter.tensors)),
+            "borrows": list(draft.borrows),
+            "embedded": draft.head is not None,
         },
-        "hidden": _numbers(target, drafter, "hidden_size"),
-        "vocabulary": _vocabulary(target, drafter, *tokenizers),
-        "tokenizer": _tokenizer(compare(*tokenizers)),
-        "geometry": _differences(target, drafter, _size_keys(family, target)),
+        "family": _family(target, family),
+        "kind": _kind(family, kind),
+        "hidden": _hidden(target, draft),
+        "streams": _streams(target, draft),
+        "vocabulary": vocabulary,
+        "tokenizer": _tokenizer(compare(*tokenizers), draft, tokenizers[1]),
+        "geometry": _differences(target, draft.config, _size_keys(family, target) if is_head else []),
         # A split states for the drafter what its loaders need; what the target leaves open cannot disagree.
-        "settings": _differences(target, drafter, [k for k in _SETTINGS if target.config.get(k) is not None]),
-        "layers": _numbers(target, drafter, "num_hidden_layers"),
-        "rope": _rope(target, drafter),
+        "settings": _differences(
+            target, draft.config, [key for key in _SETTINGS if is_head and target.config.get(key) is not None]
+        ),
+        "layers": _layers(target, draft),
+        "taps": tap_facts(target, draft),
+        "mask": mask_facts(target, draft, vocabulary["target_rows"]["embedding"] or vocabulary["target"]),
+        "shared_kv": shared_kv_facts(target, draft),
+        "borrowed": borrowed_facts(target, draft),
+        "copies": copy_facts(target, draft) if values else _NOT_READ,
+        "rope": rope_facts(target, draft),
+        "dtype": _dtype(target, drafter),
+        "rollback": rollback_facts(target, draft),
         "tap": {"hidden_state": family.drafter.tap, "fusion": family.drafter.fusion},
+        "position": family.drafter.position,
+        "verification": family.drafter.verification,
+        "engines": list(family.engines),
+        "lookalikes": _lookalikes(target, family, proven),
         "special_ids": _special_ids(target, drafter),
-        "block_size": _block_size(drafter, family, *block_size),
-        "provenance": provenance(target, drafter),
+        "block_size": _block_size(draft, width),
+        "provenance": proven,
+        "claim": claim_facts(target, drafter, draft.head is not None),
     }
+
+
+_NOT_READ: dict[str, Any] = {"embedding": None, "head": None, "different": []}
+
+
+def copy_facts(target: Checkpoint, draft: Draft) -> dict[str, Any]:
+    return _NOT_READ
+
+
+def _provenance(target: Checkpoint, draft: Draft) -> dict[str, Any]:
+    if draft.head is not None and draft.checkpoint.is_same_as(target):
+        return {
+            "relation": "same",
+            "detail": "the head lies in the target's own files",
+            "source": target.source,
+            "revision": target.revision,
+        }
+    return provenance(target, draft.checkpoint)
+
+
+def _lookalikes(target: Checkpoint, family: Family, provenance: dict[str, Any]) -> str | None:
+    """The releases of the target's geometry, where nothing proves which of them the drafter was made for."""
+    if provenance["relation"] in ("same", "derived"):
+        return None
+    return next(
+        (
+            group.releases
+            for group in family.target.lookalikes
+            if all(target.config.get(key) == value for key, value in group.geometry.items())
+        ),
+        None,
+    )
 
 
 def _side(checkpoint: Checkpoint, family: Family | None) -> dict[str, Any]:
@@ -68,8 +134,47 @@ def _side(checkpoint: Checkpoint, family: Family | None) -> dict[str, Any]:
     }
 
 
-def _numbers(target: Checkpoint, drafter: Checkpoint, key: str) -> dict[str, Any]:
-    mine, theirs = (_whole(c.config.get(key)) for c in (target, drafter))
+def _family(target: Checkpoint, family: Family) -> dict[str, Any]:
+    expected = list(family.target.model_types)
+    served = not expected or family.serves(target.config)
+    return {
+        "target": target.config.model_type or target.config.root_model_type,
+        "expected": expected,
+        "relation": "expected" if served else "other",
+    }
+
+
+def _kind(family: Family, asked: str | None) -> dict[str, Any]:
+    relation = "not asked" if asked is None else "same" if asked == family.kind else "different"
+    return {"asked": asked, "drafter": family.kind, "relation": relation}
+
+
+def _hidden(target: Checkpoint, draft: Draft) -> dict[str, Any]:
+    if draft.family.drafter.tap == "none":
+        return {"target": None, "drafter": None, "relation": "none"}
+    return _compared(target.config.get("hidden_size"), draft.config.get(draft.family.drafter.hidden))
+
+
+def _streams(target: Checkpoint, draft: Draft) -> dict[str, Any]:
+    """How many streams of hidden states the target keeps; a drafter that states a number reads that many."""
+    mine, theirs = (_first(config, _STREAMS) for config in (target.config, draft.config))
+    compared = _compared(mine, theirs)
+    return compared if draft.family.drafter.tap == "streams" else {**compared, "relation": "none"}
+
+
+def _first(config: ConfigView, keys: Sequence[str]) -> Any:
+    return next((config.get(key) for key in keys if config.get(key) is not None), None)
+
+
+def _layers(target: Checkpoint, draft: Draft) -> dict[str, Any]:
+    """The depth of the target, and of the one that a head was cut from; other drafters have `taps` for it."""
+    if draft.family.head is None:
+        return {"target": _whole(target.config.get("num_hidden_layers")), "drafter": None, "relation": "none"}
+    return _compared(*(config.get("num_hidden_layers") for config in (target.config, draft.config)))
+
+
+def _compared(mine: Any, theirs: Any) -> dict[str, Any]:
+    mine, theirs = _whole(mine), _whole(theirs)
     relation = "unknown" if None in (mine, theirs) else "equal" if mine == theirs else "different"
     return {"target": mine, "drafter": theirs, "relation": relation}
 
@@ -79,14 +184,18 @@ def _whole(value: Any) -> int | None:
 
 
 def _vocabulary(
-    target: Checkpoint, drafter: Checkpoint, mine: Tokenizer | None, theirs: Tokenizer | None
+    target: Checkpoint, draft: Draft, mine: Tokenizer | None, theirs: Tokenizer | None
 ) -> dict[str, Any]:
     lengths = [tokenizer.length if tokenizer else None for tokenizer in (mine, theirs)]
-    sizes = vocabulary_sizes(target, lengths[0]), vocabulary_sizes(drafter, lengths[1])
+    sizes = (
+        vocabulary_sizes(target, lengths[0]),
+        vocabulary_sizes(draft.checkpoint, lengths[1], draft.config),
+    )
     return {
         "target": sizes[0].rows,
         "drafter": sizes[1].rows,
         "relation": vocabulary_relation(*sizes),
+        "larger": _larger(sizes[0].rows, sizes[1].rows),
         "target_rows": _rows(sizes[0]),
         "drafter_rows": _rows(sizes[1]),
         "tokens": sizes[0].tokenizer,
@@ -94,13 +203,21 @@ def _vocabulary(
     }
 
 
+def _larger(mine: int | None, theirs: int | None) -> str | None:
+    if mine is None or theirs is None:
+        return None
+    return "target" if mine > theirs else "drafter" if theirs > mine else "neither"
+
+
 def _rows(sizes: VocabularySizes) -> dict[str, int | None]:
     return {"config": sizes.config, "embedding": sizes.embedding_rows, "head": sizes.head_rows}
 
 
-def _tokenizer(compared: TokenizerComparison) -> dict[str, Any]:
+def _tokenizer(compared: TokenizerComparison, draft: Draft, theirs: Tokenizer | None) -> dict[str, Any]:
+    # A head's folder has its target's tokenizer; what is published as a drafter may go without one.
+    absent = theirs is None and draft.family.head is None and not draft.is_model
     return {
-        "relation": compared.relation,
+        "relation": "absent" if absent else compared.relation,
         "detail": compared.detail,
         "first_different": [
             {"id": d.id, "target": d.target, "drafter": d.drafter} for d in compared.different
@@ -109,9 +226,9 @@ def _tokenizer(compared: TokenizerComparison) -> dict[str, Any]:
     }
 
 
-def _differences(target: Checkpoint, drafter: Checkpoint, keys: Sequence[str]) -> dict[str, Any]:
+def _differences(target: Checkpoint, drafter: ConfigView, keys: Sequence[str]) -> dict[str, Any]:
     """Config keys compared one by one; null equals absent."""
-    values = [(key, target.config.get(key), drafter.config.get(key)) for key in keys]
+    values = [(key, target.config.get(key), drafter.get(key)) for key in keys]
     different = [
         {"key": key, "target": mine, "drafter": theirs} for key, mine, theirs in values if mine != theirs
     ]
@@ -149,15 +266,21 @@ def _keys(family: Family, product: str) -> Iterator[str]:
             yield word
 
 
-def _rope(target: Checkpoint, drafter: Checkpoint) -> dict[str, Any]:
-    mine, theirs = ({"theta": c.config.rope.theta, "scaling": _scaling(c)} for c in (target, drafter))
-    return {"target": mine, "drafter": theirs, "relation": "equal" if mine == theirs else "different"}
+def _dtype(target: Checkpoint, drafter: Checkpoint) -> dict[str, Any]:
+    """The type that most of each side's plain numbers have; what overflows in one may be a number in the other."""
+    mine, theirs = _main_dtype(target), _main_dtype(drafter)
+    relation = "compatible"
+    if {mine, theirs} == {"F16", "BF16"}:
+        relation = "drafter in float16" if theirs == "F16" else "target in float16"
+    return {"target": mine, "drafter": theirs, "relation": relation}
 
 
-def _scaling(checkpoint: Checkpoint) -> dict[str, Any] | None:
-    """The scaling of the rotary embedding without its sections: a text token has one position in all of them."""
-    scaling = {k: v for k, v in (checkpoint.config.rope.scaling or {}).items() if not k.startswith("mrope_")}
-    return None if scaling == {"rope_type": "default"} else scaling or None
+def _main_dtype(checkpoint: Checkpoint) -> str | None:
+    sizes: Counter[str] = Counter()
+    for tensor in checkpoint.tensors.values():
+        if tensor.dtype in _PLAIN:
+            sizes[tensor.dtype] += tensor.nbytes
+    return sizes.most_common(1)[0][0] if sizes else None
 
 
 def _special_ids(target: Checkpoint, drafter: Checkpoint) -> dict[str, Any]:
@@ -169,12 +292,17 @@ def _special_ids(target: Checkpoint, drafter: Checkpoint) -> dict[str, Any]:
     return {"relation": relation, "detail": ", ".join(different) or None, "target": mine, "drafter": theirs}
 
 
-def _block_size(drafter: Checkpoint, family: Family, value: int, source: str) -> dict[str, Any]:
-    trained, _ = family.trained_width(drafter.config)
+def _block_size(draft: Draft, width: Width) -> dict[str, Any]:
+    rule = draft.family.drafter.block_size
+    trained = draft.family.trained_width(draft.config)
     return {
-        "value": value,
-        "from": source,
-        "trained": trained,
-        "beyond_trained": value > trained,
-        "counts_bonus_token": family.drafter.block_size.counts_bonus_token,
+        "value": width.rows,
+        "from": width.source,
+        "trained": trained[0] if trained else None,
+        "beyond_trained": trained is not None and width.rows > trained[0],
+        "counts_bonus_token": rule.counts_bonus_token,
+        "minimum": rule.minimum,
+        "maximum": rule.maximum,
+        "in_range": rule.minimum <= width.rows <= rule.maximum,
+        "meaning": width.meaning,
     }

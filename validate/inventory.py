@@ -14,6 +14,7 @@ from draftpair.findings import Finding
 SHOWN = 5
 _SIDES = (".scales", ".biases")
 _FP8_SCALE = ".weight_scale_inv"
+_TABLE_DTYPES = {"ids": ("I64", "I32"), "flags": ("BOOL", "U8")}
 
 Shape = tuple[int, ...]
 
@@ -21,7 +22,7 @@ Shape = tuple[int, ...]
 def tensors_of(rule: TensorRule, checkpoint: Checkpoint) -> Iterator[TensorInfo]:
     """The tensors of a drafter folder that a rule puts there, in whichever layers."""
     for output in rule.outputs:
-        start, numbered, end = output.name.partition("{layer}")
+        start, numbered, end = output.name.partition("{tap}" if rule.per == "tap" else "{layer}")
         pattern = re.compile(re.escape(start) + (r"\d+" if numbered else "") + re.escape(end))
         yield from (tensor for name, tensor in checkpoint.tensors.items() if pattern.fullmatch(name))
 
@@ -29,14 +30,23 @@ def tensors_of(rule: TensorRule, checkpoint: Checkpoint) -> Iterator[TensorInfo]
 class Inventory:
     """The tensors of one checkpoint against ``expected``: unquantized shapes by name.
 
-    ``whose`` starts the rule ids (``DRAFTER-TENSOR-SHAPE``), ``hint`` ends every finding.
+    ``whose`` starts the rule ids (``DRAFTER-TENSOR-SHAPE``), ``hint`` ends every finding. ``tables`` says which
+    tensors are no weights, and of what they are tables: "ids" or "flags".
     """
 
-    def __init__(self, checkpoint: Checkpoint, expected: Mapping[str, Shape], whose: str, hint: str) -> None:
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        expected: Mapping[str, Shape],
+        whose: str,
+        hint: str,
+        tables: Mapping[str, str] | None = None,
+    ) -> None:
         self.tensors = checkpoint.tensors
         self.expected = expected
         self.whose = whose
         self.hint = hint
+        self.tables = tables or {}
         self.settings: dict[str, Any] = checkpoint.config.quantization or {}
 
     def missing(self) -> Iterator[Finding]:
@@ -85,6 +95,9 @@ class Inventory:
         return self.tensors.get(name.removesuffix(".weight") + ".scales")
 
     def _check(self, tensor: TensorInfo, shape: Shape) -> Iterator[Finding]:
+        if tensor.name in self.tables:
+            yield from self._check_table(tensor, shape, _TABLE_DTYPES[self.tables[tensor.name]])
+            return
         scales = self._scales(tensor.name)
         if scales is not None or tensor.dtype == "U32":
             yield from self._check_packed(tensor, scales, shape)
@@ -96,6 +109,14 @@ class Inventory:
                 "BF16, F16 or F32, or U32 with scales",
                 tensor.dtype,
             )
+        elif tensor.shape != shape:
+            yield self._misshapen(tensor, shape)
+
+    def _check_table(self, tensor: TensorInfo, shape: Shape, dtypes: tuple[str, ...]) -> Iterator[Finding]:
+        if tensor.dtype not in dtypes:
+            wanted = " or ".join(dtypes)
+            message = f"{tensor.name} is {tensor.dtype}; a table of {self.tables[tensor.name]} is {wanted}"
+            yield self._finding("DTYPE", tensor.name, message, wanted, tensor.dtype)
         elif tensor.shape != shape:
             yield self._misshapen(tensor, shape)
 

@@ -13,6 +13,7 @@ from typing import Any
 from draftpair.checkpoint import Checkpoint
 from draftpair.checkpoint.hashing import ALGORITHM, hash_of
 from draftpair.checkpoint.manifest import MANIFEST
+from draftpair.checkpoint.memo import per_checkpoint
 from draftpair.checkpoint.wording import some
 from draftpair.errors import Refused
 from draftpair.families.record import Family
@@ -24,6 +25,7 @@ _SMALL = 1 << 20
 _HINT = "write the drafter again with split-mtp, or delete the manifest: then nothing is proven by it"
 
 
+@per_checkpoint
 def read_manifest(checkpoint: Checkpoint) -> dict[str, Any] | None:
     """The manifest of a drafter folder, None without one. Raises Refused when it breaks its schema."""
     if not checkpoint.has_file(MANIFEST):

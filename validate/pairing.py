@@ -11,14 +11,15 @@ from draftpair.checkpoint import Checkpoint
 from draftpair.errors import Refused, ToolError
 from draftpair.families import family_of_target
 from draftpair.families.drafters import DrafterMatch, find_drafter
-from draftpair.families.heads import find_head
 from draftpair.families.record import Family
 from draftpair.families.rules import apply_rules
 from draftpair.findings import Finding, has_errors
+from draftpair.validate.draft import Draft, find_draft
 from draftpair.validate.facts import pair_facts
+from draftpair.validate.questions import answers
 from draftpair.validate.selfcheck import check_drafter, check_target
 from draftpair.validate.verdict import PASSING, Verdict, grade
-from draftpair.validate.width import block_width
+from draftpair.validate.width import Width, block_width
 
 
 @dataclass(frozen=True)
@@ -56,74 +57,99 @@ class ValidatedPair:
 _SEE = "see `draftpair validate TARGET DRAFTER` for every finding"
 
 
-def validate_pair(target: Checkpoint, drafter: Checkpoint, block_size: int | None = None) -> Verdict:
-    """Whether target and drafter are safe to run together; ``block_size`` replaces the drafter's own width.
+def validate_pair(
+    target: Checkpoint,
+    drafter: Checkpoint,
+    block_size: int | None = None,
+    *,
+    kind: str | None = None,
+    values: bool = True,
+) -> Verdict:
+    """Whether target and drafter are safe to run together.
 
+    ``block_size`` replaces the drafter's own width; ``kind`` is the draft kind that is asked for, and chooses where a
+    whole model holds a head as well. Without ``values`` no weight is read but those that show where a head is from.
     The verdict is ``proven``, ``compatible``, ``doubtful``, ``unsafe`` or ``unknown``.
     """
-    match = find_drafter(drafter)
-    findings = [*_said_of("target", [*target.findings, *_target_findings(target)])]
-    findings += _said_of("drafter", drafter.findings)
-    if match is None:
-        findings.append(_no_family(drafter))
-        return _verdict(target, drafter, None, findings, None, {})
-    own = check_drafter(drafter, match)
+    same = drafter.is_same_as(target)
+    findings = [*_said_of("target", [*target.findings, *_target_findings(target, values)])]
+    findings += _said_of("drafter", () if same else drafter.findings)
+    draft = find_draft(target, drafter, kind)
+    if isinstance(draft, Finding):
+        return _verdict(target, drafter, None, [*findings, draft])
+    own = _own_findings(draft, values)
     findings += own
     if has_errors([*drafter.findings, *own]):
         # Facts would be computed from a config or tensors that are already known to be wrong.
-        return _verdict(target, drafter, match, findings, None, {})
+        return _verdict(target, drafter, draft, findings)
     try:
-        width = block_width(block_size, os.environ, drafter.config, match.family)
-        facts = pair_facts(target, drafter, match.family, width)
+        width = block_width(block_size, os.environ, draft.config, draft.family)
+        facts = pair_facts(target, draft, width, kind, values)
     except Refused as error:
         findings.append(Finding("PAIR-FACTS", "error", error.message, hint=error.hint))
-        return _verdict(target, drafter, match, findings, None, {})
-    findings += apply_rules(facts, match.family.name, "pair")
-    return _verdict(target, drafter, match, findings, width, facts)
+        return _verdict(target, drafter, draft, findings)
+    findings += apply_rules(facts, draft.family.name, "pair")
+    return _verdict(target, drafter, draft, findings, width, facts)
 
 
 def require_pair(target: Checkpoint, drafter: Checkpoint) -> tuple[Family, Verdict]:
     """The drafter's family, and the verdict on the pair. Raises Refused when it is unsafe, ToolError when unknown."""
-    verdict, match = validate_pair(target, drafter), find_drafter(drafter)
-    if match is None or verdict.name in ("unsafe", "unknown"):
+    verdict, draft = validate_pair(target, drafter), find_draft(target, drafter)
+    if isinstance(draft, Finding) or verdict.name in ("unsafe", "unknown"):
         first = next((f for f in verdict.findings if f.level == "error"), verdict.findings[-1])
         raise (Refused if verdict.name == "unsafe" else ToolError)(
             f"{drafter.source} does not belong to {target.source} ({verdict.name}): {first.message}", _SEE
         )
-    return match.family, verdict
+    return draft.family, verdict
 
 
 def validated_pair(
-    target: Checkpoint, drafter: Checkpoint, block_size: int | None = None, allow_doubtful: bool = False
+    target: Checkpoint,
+    drafter: Checkpoint,
+    block_size: int | None = None,
+    allow_doubtful: bool = False,
+    *,
+    kind: str | None = None,
 ) -> ValidatedPair:
     """The pair, when its verdict lets it run; raises as `ValidatedPair` does."""
-    verdict = validate_pair(target, drafter, block_size)
-    match = find_drafter(drafter)
-    if match is None or verdict.pair is None or verdict.pair["block_size"] is None:
+    verdict, draft = validate_pair(target, drafter, block_size, kind=kind), find_draft(target, drafter, kind)
+    if isinstance(draft, Finding) or verdict.pair is None or verdict.pair["block_size"] is None:
         first = next((f for f in verdict.findings if f.level == "error"), verdict.findings[0])
         raise (Refused if verdict.name == "unsafe" else ToolError)(
             f"{drafter.source} with {target.source} cannot run: {first.message}", first.hint
         )
     width, source = verdict.pair["block_size"], verdict.pair["block_size_from"]
-    return ValidatedPair(target, drafter, match.family, width, source, verdict, allow_doubtful)
+    return ValidatedPair(target, drafter, draft.family, width, source, verdict, allow_doubtful)
+
+
+def _own_findings(draft: Draft, values: bool) -> list[Finding]:
+    """What is wrong with what drafts, whatever its target."""
+    if draft.head is not None:
+        return list(draft.head.findings)
+    if draft.is_model:
+        rules = apply_rules(draft.checkpoint.config.raw, draft.family.name, "config", "config.json")
+        return [*rules, *_said_of("drafter", check_target(draft.checkpoint, values))]
+    match = DrafterMatch(draft.family, draft.config, draft.findings)
+    return check_drafter(draft.checkpoint, match, values)
 
 
 def _verdict(
     target: Checkpoint,
     drafter: Checkpoint,
-    match: DrafterMatch | None,
+    draft: Draft | None,
     findings: list[Finding],
-    width: tuple[int, str] | None,
-    facts: dict[str, Any],
+    width: Width | None = None,
+    facts: dict[str, Any] | None = None,
 ) -> Verdict:
-    proven = bool(facts) and facts["provenance"]["relation"] == "same"
-    target_family = family_of_target(target.config, match.family if match else None)
+    proven = facts is not None and facts["provenance"]["relation"] == "same"
+    family = draft.family if draft else None
+    target_family = family_of_target(target.config, family)
     pair = {
         "target_family": target_family.name if target_family else None,
-        "drafter_family": match.family.name if match else None,
-        "kind": match.family.kind if match else None,
-        "block_size": width[0] if width else None,
-        "block_size_from": width[1] if width else None,
+        "drafter_family": family.name if family else None,
+        "kind": family.kind if family else None,
+        "block_size": width.rows if width else None,
+        "block_size_from": width.source if width else None,
     }
     inputs = {
         "target": target.source,
@@ -132,7 +158,12 @@ def _verdict(
         "drafter_revision": drafter.revision,
     }
     return Verdict(
-        grade(findings, "proven" if proven else "compatible"), inputs, tuple(findings), pair, facts
+        grade(findings, "proven" if proven else "compatible"),
+        inputs,
+        tuple(findings),
+        pair,
+        facts or {},
+        tuple(answers(facts, drafter)) if facts else (),
     )
 
 
@@ -141,7 +172,7 @@ def _said_of(role: str, findings: Iterable[Finding]) -> list[Finding]:
     return [replace(finding, message=f"{role}: {finding.message}") for finding in findings]
 
 
-def _target_findings(target: Checkpoint) -> list[Finding]:
+def _target_findings(target: Checkpoint, values: bool) -> list[Finding]:
     """What is wrong with the target's own tensors; its head, if it has one, is not part of the pair."""
     if find_drafter(target):
         return [
@@ -155,19 +186,3 @@ def _target_findings(target: Checkpoint) -> list[Finding]:
             )
         ]
     return check_target(target)
-
-
-def _no_family(drafter: Checkpoint) -> Finding:
-    return Finding(
-        "DRAFTER-FAMILY-UNKNOWN",
-        "warning",
-        f"{drafter.source} is not a drafter of a family that draftpair knows "
-        f"(model_type {drafter.config.root_model_type!r})",
-        where=drafter.source,
-        found=drafter.config.root_model_type,
-        hint=_split_hint(drafter) if find_head(drafter) else "`draftpair families` lists them",
-    )
-
-
-def _split_hint(raw: Checkpoint) -> str:
-    return f"it holds a head; split it first: draftpair split-mtp --model {raw.source} --output DIR"

@@ -6,80 +6,86 @@ packed where and only where the quantization block says how. A target of a famil
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from draftpair.checkpoint import PLAIN_DTYPES, Checkpoint, nonfinite_count
+from draftpair.checkpoint import PLAIN_DTYPES, Checkpoint, ConfigView, nonfinite_count
 from draftpair.checkpoint.dtypes import to_float32
-from draftpair.checkpoint.wording import some
+from draftpair.checkpoint.memo import per_checkpoint
+from draftpair.checkpoint.wording import printable, some
 from draftpair.errors import Refused
-from draftpair.families import family_of_target
+from draftpair.families import split_of_target
 from draftpair.families.drafters import DrafterMatch, output_shapes
-from draftpair.families.record import Family, TrunkSpec
+from draftpair.families.record import Family, SplitFamily, TrunkSpec
 from draftpair.families.rules import apply_rules
 from draftpair.families.trunk import stray_layers, trunk_shapes
+from draftpair.families.views import own_checks
 from draftpair.findings import Finding, has_errors
 from draftpair.validate.inventory import Inventory, tensors_of
 from draftpair.validate.manifest import check_manifest
 from draftpair.validate.norms import check_norms
 from draftpair.validate.quantization import check_quantization, check_twins
+from draftpair.validate.taps import DECLARED_LAYERS, ids_problem
 
 _REWRITE = "write the drafter again with split-mtp"
+_FETCH = "download the drafter again, or compare config.json with the original repository's"
 _DOWNLOAD = "download the checkpoint again, or compare config.json with the original's"
 
 
-def check_drafter(checkpoint: Checkpoint, match: DrafterMatch) -> list[Finding]:
-    """Everything that is wrong with a drafter folder, whatever its target.
+def check_drafter(checkpoint: Checkpoint, match: DrafterMatch, values: bool = True) -> list[Finding]:
+    """Everything that is wrong with a drafter folder, whatever its target; no weight is read without ``values``.
 
     The tensors are only compared with the config when the config passes its own rules: shapes are computed
     from it.
     """
-    family = match.family
-    rules = apply_rules(checkpoint.config.raw, family.name, "config", "config.json")
-    findings = [*match.findings, *rules, *check_twins(checkpoint, _REWRITE), *_experts(checkpoint)]
-    findings += _depth(checkpoint, family)
+    family, config = match.family, match.config
+    rules = apply_rules(config.raw, family.name, "config", "config.json", config)
+    findings = [*match.findings, *rules, *check_twins(checkpoint, _remedy(family)), *_experts(config)]
+    findings += _depth(config, family)
     if not has_errors(findings):
         findings += check_quantization(checkpoint)
     if not has_errors(findings):
-        findings += _from_config(lambda: _check_drafter_tensors(checkpoint, family))
+        findings += _from_config(lambda: _check_drafter_tensors(checkpoint, family, config, values))
     return [*findings, *check_manifest(checkpoint, family)]
 
 
-def check_target(checkpoint: Checkpoint) -> list[Finding]:
+@per_checkpoint
+def check_target(checkpoint: Checkpoint, values: bool = True) -> tuple[Finding, ...]:
     """What is wrong with a target: with its quantization block, and where its record describes them its tensors.
 
-    Its head, if it has one, is not looked at here.
+    Its head, if it has one, is not looked at here; no weight is read without ``values``.
     """
-    family = family_of_target(checkpoint.config)
+    family = split_of_target(checkpoint.config)
     unreadable = [*check_quantization(checkpoint)]
     if unreadable or family is None or family.trunk is None:
-        return unreadable
+        return tuple(unreadable)
     trunk = family.trunk
     # The rules are written for a drafter, whose text_config is its target's config.
     text = {"text_config": dict(checkpoint.config.text)}
-    findings = [*apply_rules(text, family.name, "config", "config.json"), *_experts(checkpoint)]
+    findings = [*apply_rules(text, family.name, "config", "config.json"), *_experts(checkpoint.config)]
     if not has_errors(findings):
         findings += _from_config(lambda: _check_trunk(checkpoint, family, trunk))
-    return findings
+    return tuple(findings)
 
 
-def _depth(checkpoint: Checkpoint, family: Family) -> Iterator[Finding]:
+def _depth(config: ConfigView, family: Family) -> Iterator[Finding]:
     """A config.json that promises more layers than the family's drafters hold."""
-    key = family.drafter_depth(checkpoint.config)
-    depth = checkpoint.config.get(key) if key else None
-    if key and type(depth) is int and depth > family.head.max_depth:
+    key = family.drafter_depth(config)
+    depth = config.get(key) if key else None
+    if key and type(depth) is int and depth > family.max_layers:
         yield Finding(
             "CONFIG-HEAD-DEPTH",
             "error",
-            f"config.json declares {depth} layers under {key}; a {family.name} drafter holds {family.head.max_depth}",
-            where=f"config.json#{checkpoint.config.where(key)}",
-            expected=family.head.max_depth,
+            f"config.json declares {depth} layers under {key}; a {family.name} drafter holds {family.max_layers}",
+            where=f"config.json#{config.where(key)}",
+            expected=family.max_layers,
             found=depth,
-            hint=_REWRITE,
+            hint=_remedy(family),
         )
 
 
-def _check_trunk(checkpoint: Checkpoint, family: Family, trunk: TrunkSpec) -> Iterator[Finding]:
+def _check_trunk(checkpoint: Checkpoint, family: SplitFamily, trunk: TrunkSpec) -> Iterator[Finding]:
     if strays := stray_layers(family, trunk, checkpoint):
         yield Finding(
             "TARGET-LAYERS",
@@ -105,14 +111,53 @@ def _check_trunk(checkpoint: Checkpoint, family: Family, trunk: TrunkSpec) -> It
         )
 
 
-def _check_drafter_tensors(checkpoint: Checkpoint, family: Family) -> Iterator[Finding]:
-    inventory = Inventory(checkpoint, output_shapes(family, checkpoint), "DRAFTER", _REWRITE)
+def _check_drafter_tensors(
+    checkpoint: Checkpoint, family: Family, config: ConfigView, values: bool
+) -> Iterator[Finding]:
+    shapes, tables = output_shapes(family, checkpoint, config), _tables(family)
+    inventory = Inventory(checkpoint, shapes, "DRAFTER", _remedy(family), tables)
     yield from inventory.missing()
     yield from inventory.unexpected()
     yield from inventory.misshapen()
+    yield from _taps(family, config)
+    yield from own_checks(family, checkpoint, config, values)
     yield from _forced_dtypes(checkpoint, family)
-    yield from _vectors(checkpoint)
-    yield from check_norms(checkpoint, family)
+    if values:
+        yield from _vectors(checkpoint, family)
+        yield from check_norms(checkpoint, family)
+
+
+def _remedy(family: Family) -> str:
+    """What to do about a drafter that is not as it must be: heads are cut out again, others downloaded."""
+    return _FETCH if family.head is None else _REWRITE
+
+
+def _tables(family: Family) -> dict[str, str]:
+    return {output.name: rule.holds for rule in family.rules if rule.holds for output in rule.outputs}
+
+
+def _taps(family: Family, config: ConfigView) -> Iterator[Finding]:
+    """The ids of the target layers that a drafter reads, as far as they can be judged without the target."""
+    spec = family.drafter.taps
+    if spec is None:
+        return
+    ids, where = config.get(spec.ids), f"config.json#{config.where(spec.ids) or ''}"
+    layers = config.get(family.drafter.depth or "")
+    declared = config.get(DECLARED_LAYERS)
+    problem = ids_problem(ids)
+    if problem:
+        yield _tap(f"{spec.ids} is {printable(json.dumps(ids), 60)}: {problem}", where, None, ids)
+    elif type(declared) is int and ids[-1] - (spec.convention == "input") >= declared:
+        said = f"{spec.ids} ends with {ids[-1]}, and {DECLARED_LAYERS} says that the target has {declared} layers"
+        yield _tap(said, where, declared, ids[-1])
+    elif spec.per_layer and type(layers) is int and len(ids) != layers:
+        said = f"{spec.ids} lists {len(ids)} layers of the target; this family has one for each of its {layers} layers"
+        yield _tap(said, where, layers, len(ids))
+
+
+def _tap(message: str, where: str, expected: Any, found: Any) -> Finding:
+    hint = "take config.json from the original repository: a tap that is guessed drafts nonsense"
+    return Finding("DRAFTER-TAPS", "error", f"config.json: {message}", where, expected, found, hint)
 
 
 def _from_config(check: Callable[[], Iterator[Finding]]) -> list[Finding]:
@@ -123,10 +168,10 @@ def _from_config(check: Callable[[], Iterator[Finding]]) -> list[Finding]:
         return [Finding("CONFIG-DIMENSION", "error", error.message, "config.json", hint=error.hint)]
 
 
-def _experts(checkpoint: Checkpoint) -> Iterator[Finding]:
+def _experts(config: ConfigView) -> Iterator[Finding]:
     """Relations between the numbers of a mixture of experts, where config.json has them as whole numbers."""
     keys = ("n_routed_experts", "num_experts_per_tok", "n_group", "topk_group")
-    experts, chosen, groups, taken = (checkpoint.config.get(key) for key in keys)
+    experts, chosen, groups, taken = (config.get(key) for key in keys)
     for holds, said in (
         (_at_most(chosen, experts), f"num_experts_per_tok {chosen} of n_routed_experts {experts}"),
         (_at_most(taken, groups), f"topk_group {taken} of n_group {groups}"),
@@ -164,11 +209,11 @@ def _forced_dtypes(checkpoint: Checkpoint, family: Family) -> Iterator[Finding]:
                     where=tensor.name,
                     expected=rule.dtype,
                     found=tensor.dtype,
-                    hint=_REWRITE,
+                    hint=_remedy(family),
                 )
 
 
-def _vectors(checkpoint: Checkpoint) -> Iterator[Finding]:
+def _vectors(checkpoint: Checkpoint, family: Family) -> Iterator[Finding]:
     """Norms and biases are small enough to be read: none may hold NaN, and no norm may be zero all over."""
     bad = []
     for tensor in checkpoint.tensors.values():
@@ -184,5 +229,5 @@ def _vectors(checkpoint: Checkpoint) -> Iterator[Finding]:
             f"these vectors hold values that are not finite, or nothing but zeros: {some(bad)}",
             where=bad[0],
             found=len(bad),
-            hint=_REWRITE,
+            hint=_remedy(family),
         )

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from draftpair.checkpoint import Checkpoint
-from draftpair.checkpoint.fingerprint import unwrapped
 from draftpair.errors import Refused
 from draftpair.families.drafters import find_drafter
 from draftpair.families.heads import declared_depth, find_head, recognised_head
+from draftpair.families.models import is_model
 from draftpair.findings import Finding
 from draftpair.validate.selfcheck import check_drafter, check_target
 from draftpair.validate.verdict import Verdict, grade
@@ -15,17 +15,14 @@ from draftpair.validate.verdict import Verdict, grade
 _UNREADABLE = frozenset(
     {"CONFIG-PARSE", "CONFIG-MISSING", "FILE-HEADER", "FILE-DANGLING-LINK", "INDEX-SHARD-MISSING"}
 )
-_TRUNK_LAYER = (".layers.0.", ".blocks.0.", ".h.0.")
-_EMBEDDING = (
-    "embed_tokens.", "word_embeddings.", "backbone.embeddings.", "llm.embed.", "wte.", "embed_in.", "tok_embeddings.",
-)  # fmt: skip
-# Others have such a module as well, for other things.
-_BARE_EMBEDDING = "embed."
 
 
-def validate_one(checkpoint: Checkpoint) -> Verdict:
-    """Whether a checkpoint is sound: ``sound``, ``doubtful``, ``unsafe`` or ``unknown``."""
-    findings = (*checkpoint.findings, *own_findings(checkpoint))
+def validate_one(checkpoint: Checkpoint, *, values: bool = True) -> Verdict:
+    """Whether a checkpoint is sound: ``sound``, ``doubtful``, ``unsafe`` or ``unknown``.
+
+    Without ``values`` no weight is read.
+    """
+    findings = (*checkpoint.findings, *own_findings(checkpoint, values))
     inputs = {
         "target": checkpoint.source,
         "drafter": None,
@@ -47,14 +44,14 @@ def require_runnable(target: Checkpoint) -> None:
         raise Refused(f"{target.source} is damaged: {errors[0].message}", errors[0].hint)
 
 
-def own_findings(checkpoint: Checkpoint) -> list[Finding]:
+def own_findings(checkpoint: Checkpoint, values: bool = True) -> list[Finding]:
     """What is to be said of a checkpoint's role: as a drafter, or as a target with or without a head."""
     if drafter := find_drafter(checkpoint):
-        return check_drafter(checkpoint, drafter)
+        return check_drafter(checkpoint, drafter, values)
     if any(finding.rule in _UNREADABLE and finding.level == "error" for finding in checkpoint.findings):
         return []  # whatever else were said would be a guess
     if head := find_head(checkpoint):
-        return [*check_target(checkpoint), *head.findings]
+        return [*check_target(checkpoint, values), *head.findings]
     if role_of(checkpoint) == "unknown" and recognised_head(checkpoint) is None:
         return [
             Finding(
@@ -66,7 +63,7 @@ def own_findings(checkpoint: Checkpoint) -> list[Finding]:
                 hint="`draftpair families` lists the drafters that draftpair knows",
             )
         ]
-    return [*check_target(checkpoint), *_absent_head(checkpoint)]
+    return [*check_target(checkpoint, values), *_absent_head(checkpoint)]
 
 
 def _absent_head(checkpoint: Checkpoint) -> list[Finding]:
@@ -111,9 +108,4 @@ def role_of(checkpoint: Checkpoint) -> str:
     """``drafter`` for a family with a record; ``target`` for decoder layers with an embedding; else ``unknown``."""
     if find_drafter(checkpoint):
         return "drafter"
-    names = checkpoint.tensors
-    layers = any(part in name or name.startswith(part[1:]) for name in names for part in _TRUNK_LAYER)
-    embedding = any(part in name for name in names for part in _EMBEDDING) or any(
-        unwrapped(name).startswith(_BARE_EMBEDDING) for name in names
-    )
-    return "target" if layers and embedding else "unknown"
+    return "target" if is_model(checkpoint) else "unknown"

@@ -66,6 +66,8 @@ def compare(target: Tokenizer | None, drafter: Tokenizer | None) -> TokenizerCom
         return TokenizerComparison("unknown", f"no tokenizer file beside the {' and the '.join(sides)}")
     if target.pieces is None or drafter.pieces is None:
         return _compare_digests(target, drafter)
+    if target is drafter:
+        return TokenizerComparison("identical", _detail("identical", 0, (), (), target, drafter))
     numbers = _differing(target.pieces, drafter.pieces)
     padded = not numbers and target.length != drafter.length
     sections = _sections(target, drafter, numbers, padded)

@@ -7,11 +7,14 @@ a SentencePiece or tiktoken file, which can show that two tokenizers are equal a
 from __future__ import annotations
 
 import hashlib
+from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from draftpair.checkpoint import Checkpoint
+from draftpair.checkpoint.hashing import hash_of
+from draftpair.checkpoint.memo import per_checkpoint
 from draftpair.checkpoint.wording import printable
 from draftpair.errors import Refused
 
@@ -55,13 +58,14 @@ class Tokenizer:
         return None if self.pieces is None else max(self.pieces, default=-1) + 1
 
 
+@per_checkpoint
 def read_tokenizer(checkpoint: Checkpoint) -> Tokenizer | None:
     """The tokenizer beside a checkpoint's weights, or None when there is no tokenizer file.
 
-    Raises Refused, naming the file, when one is malformed.
+    Checkpoints with the same files get the same object. Raises Refused, naming the file, when one is malformed.
     """
     if checkpoint.has_file(_MAIN):
-        return _with_settings(checkpoint, *_parsed(checkpoint))
+        return _of_contents(checkpoint)
     if checkpoint.has_file("vocab.json"):
         return _from_vocab_json(checkpoint)
     for name in _OPAQUE:
@@ -70,14 +74,19 @@ def read_tokenizer(checkpoint: Checkpoint) -> Tokenizer | None:
     return None
 
 
-def read_both(target: Checkpoint, drafter: Checkpoint) -> tuple[Tokenizer | None, Tokenizer | None]:
-    """The tokenizers of a pair, as `read_tokenizer` gives them; a tokenizer.json that both have is parsed once."""
-    if not all(side.has_file(_MAIN) for side in (target, drafter)):
-        return read_tokenizer(target), read_tokenizer(drafter)
-    mine = _parsed(target)
-    same = target.read_bytes(_MAIN) == drafter.read_bytes(_MAIN)
-    theirs = mine if same else _parsed(drafter)
-    return _with_settings(target, *mine), _with_settings(drafter, *theirs)
+_RECENT: OrderedDict[tuple[str | None, ...], Tokenizer] = OrderedDict()
+_KEPT = 8
+
+
+def _of_contents(checkpoint: Checkpoint) -> Tokenizer:
+    """What both files say; parsed once for the same bytes, of which a pair has two copies and a list of pairs many."""
+    files = (_MAIN, _SETTINGS)
+    key = tuple(hash_of(checkpoint.read_bytes(name)) if checkpoint.has_file(name) else None for name in files)
+    if key not in _RECENT:
+        _RECENT[key] = _with_settings(checkpoint, *_parsed(checkpoint))
+        while len(_RECENT) > _KEPT:
+            _RECENT.popitem(last=False)
+    return _RECENT[key]
 
 
 def optional_object(checkpoint: Checkpoint, name: str) -> dict[str, Any]:

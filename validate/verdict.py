@@ -16,7 +16,8 @@ class Verdict:
     """The outcome of a validation.
 
     ``name`` is sound, doubtful, unsafe or unknown for one checkpoint, and proven, compatible, doubtful, unsafe
-    or unknown for a pair. ``pair`` and ``facts`` are as the report has them; None and empty for one checkpoint.
+    or unknown for a pair. ``pair``, ``facts`` and ``questions`` are as the report has them; None and empty for one
+    checkpoint.
     """
 
     name: str
@@ -24,6 +25,7 @@ class Verdict:
     findings: tuple[Finding, ...]
     pair: dict[str, Any] | None
     facts: dict[str, Any]
+    questions: tuple[dict[str, str], ...] = ()
 
     def body(self) -> dict[str, Any]:
         """What ``draftpair validate`` reports, errors first."""
@@ -32,6 +34,7 @@ class Verdict:
             "pair": self.pair,
             "findings": [finding.as_dict() for finding in by_severity(self.findings)],
             "facts": self.facts,
+            "questions": list(self.questions),
         }
 
 

@@ -9,13 +9,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from draftpair.checkpoint import Checkpoint, TensorInfo
+from draftpair.checkpoint import Checkpoint, ConfigView, TensorInfo
+from draftpair.checkpoint.memo import per_checkpoint
 from draftpair.validate.geometry import VOCABULARY, number
 
 VocabularyRelation = Literal["equal", "padded", "different", "unknown"]
 
-_EMBEDDING = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight", "tok_embeddings.weight")
-_HEAD = ("lm_head.weight", "embed_out.weight")
+_EMBEDDING = (
+    "embed_tokens.weight", "wte.weight", "word_embeddings.weight", "tok_embeddings.weight", "llm.embed.weight",
+    "backbone.embeddings.weight",
+)  # fmt: skip
+_HEAD = ("lm_head.weight", "embed_out.weight", "llm.unembed.weight")
+# DeepSeek V4 calls its matrices so; below a prefix the names would be others'.
+_BARE_EMBEDDING, _BARE_HEAD = "embed.weight", "head.weight"
+_REDUCED = "draft_vocab_size"
 
 
 @dataclass(frozen=True)
@@ -45,14 +52,35 @@ class VocabularySizes:
         return len(sizes) <= 1 and (self.tokenizer is None or all(self.tokenizer <= size for size in sizes))
 
 
-def vocabulary_sizes(checkpoint: Checkpoint, tokenizer_length: int | None = None) -> VocabularySizes:
-    """Sizes from config and headers; of several matrices of a name, the one outside the layers counts."""
+def vocabulary_sizes(
+    checkpoint: Checkpoint, tokenizer_length: int | None = None, config: ConfigView | None = None
+) -> VocabularySizes:
+    """Sizes from config and headers; ``config`` replaces the checkpoint's.
+
+    The output matrix of a drafter that proposes from a reduced vocabulary, with a table to the full one, does not
+    count.
+    """
+    config = config or checkpoint.config
+    embedding, head = embedding_of(checkpoint), output_head_of(checkpoint)
+    reduced = head is not None and head.shape[0] == config.get(_REDUCED)
     return VocabularySizes(
-        config=number(checkpoint.config, *VOCABULARY),
-        embedding_rows=_rows(checkpoint.tensors, _EMBEDDING),
-        head_rows=_rows(checkpoint.tensors, _HEAD),
+        config=number(config, *VOCABULARY),
+        embedding_rows=embedding.shape[0] if embedding else None,
+        head_rows=head.shape[0] if head and not reduced else None,
         tokenizer=tokenizer_length,
     )
+
+
+@per_checkpoint
+def embedding_of(checkpoint: Checkpoint) -> TensorInfo | None:
+    """The matrix of token embeddings, None when there is none; of several the one outside the layers."""
+    return _matrix(checkpoint.tensors, _EMBEDDING) or checkpoint.tensors.get(_BARE_EMBEDDING)
+
+
+@per_checkpoint
+def output_head_of(checkpoint: Checkpoint) -> TensorInfo | None:
+    """The output matrix over the vocabulary, None when there is none: then it is the embedding, or not here."""
+    return _matrix(checkpoint.tensors, _HEAD) or checkpoint.tensors.get(_BARE_HEAD)
 
 
 def vocabulary_relation(target: VocabularySizes, drafter: VocabularySizes) -> VocabularyRelation:
@@ -69,13 +97,14 @@ def vocabulary_relation(target: VocabularySizes, drafter: VocabularySizes) -> Vo
     return "padded" if 0 < needed <= min(target.rows, drafter.rows) else "different"
 
 
-def _rows(tensors: dict[str, TensorInfo], endings: tuple[str, ...]) -> int | None:
-    """First dimension of the shortest matching name that has no ``layers`` in it; packing keeps the rows."""
+def _matrix(tensors: dict[str, TensorInfo], endings: tuple[str, ...]) -> TensorInfo | None:
+    """The tensor of the shortest matching name that is no layer's and no head's; packing keeps the rows."""
     names = [
         name
         for name in tensors
-        if any(name == ending or name.endswith(f".{ending}") for ending in endings)
-        and "layers" not in name.split(".")
+        if name.endswith(endings)
+        and (name in endings or name.endswith(tuple(f".{ending}" for ending in endings)))
+        and not {"layers", "mtp"}.intersection(name.split("."))
         and len(tensors[name].shape) >= 2
     ]
-    return tensors[min(names, key=lambda name: (len(name), name))].shape[0] if names else None
+    return tensors[min(names, key=lambda name: (len(name), name))] if names else None

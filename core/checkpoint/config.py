@@ -26,8 +26,9 @@ class ConfigView:
     the root; `text_key` is what it is called, None for the root.
     """
 
-    def __init__(self, raw: dict[str, Any]) -> None:
+    def __init__(self, raw: dict[str, Any], places: Mapping[str, str] | None = None) -> None:
         self.raw = raw
+        self._places = dict(places or {})
         self.text_key = next((key for key in _TEXTS if isinstance(raw.get(key), dict)), None)
         self.text: Mapping[str, Any] = raw[self.text_key] if self.text_key else raw
 
@@ -42,14 +43,17 @@ class ConfigView:
                 return value
         return default
 
-    def having(self, values: Mapping[str, Any]) -> ConfigView:
-        """The same config with these values in its text model's part."""
+    def having(self, values: Mapping[str, Any], where: Mapping[str, str] | None = None) -> ConfigView:
+        """The same config with these values in its text model's part; `where` says from where in the file they are."""
+        places = {**self._places, **(where or {})}
         if self.text_key is None:
-            return ConfigView({**self.raw, **values})
-        return ConfigView({**self.raw, self.text_key: {**self.text, **values}})
+            return ConfigView({**self.raw, **values}, places)
+        return ConfigView({**self.raw, self.text_key: {**self.text, **values}}, places)
 
     def where(self, key: str) -> str | None:
         """The JSON pointer of the value that `get` returns, such as `/text_config/hidden_size`."""
+        if key in self._places:
+            return self._places[key]
         escaped = key.replace("~", "~0").replace("/", "~1").replace(".", "/")
         if self.text is not self.raw and _at(self.text, key) is not None:
             return f"/{self.text_key}/{escaped}"

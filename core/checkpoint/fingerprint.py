@@ -141,8 +141,11 @@ def _exactly(norms: Iterable[tuple[TensorInfo, np.ndarray]]) -> Iterator[bytes]:
         yield values.astype("<f4").tobytes()
 
 
+_ENCODER = json.JSONEncoder(ensure_ascii=False)
+
+
 def _line(*fields: Any) -> bytes:
-    return json.dumps(fields, ensure_ascii=False).encode("utf-8") + b"\n"
+    return _ENCODER.encode(fields).encode("utf-8") + b"\n"
 
 
 def _hash(parts: Iterable[bytes]) -> str:

@@ -1,9 +1,10 @@
 """Family records, found by listing this folder: adding a family adds files and edits none.
 
-``load_families`` reads the records of what can be split, ``load_records`` those as well of what is only recognised;
-``family`` gives one by name; ``heads`` and ``drafters`` recognise them in checkpoints. The records of this folder are
-held to their schema by the test suite, ``read_record`` holds any other text to it: to check them all takes several
-times as long as to read them, and every command reads them.
+``load_families`` reads the records of drafters that can be checked, ``load_splits`` those of them that can be cut out
+of a target, ``load_records`` those as well of what is only recognised; ``family`` gives one by name; ``heads`` and
+``drafters`` recognise them in checkpoints. The records of this folder are held to their schema by the test suite,
+``read_record`` holds any other text to it: to check them all takes several times as long as to read them, and every
+command reads them.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any
 
 from draftpair.checkpoint import ConfigView
 from draftpair.errors import ToolError, Usage
-from draftpair.families.record import Family, Record, TensorRule, parse_record
+from draftpair.families.record import Family, Record, SplitFamily, TensorRule, parse_record
 from draftpair.schemas import check, load_schema
 
 if sys.version_info >= (3, 11):
@@ -24,8 +25,8 @@ else:
     import tomli as tomllib
 
 __all__ = [
-    "Family", "Record", "TensorRule", "family", "family_names", "family_of_target", "load_families", "load_records",
-    "read_record", "record_text",
+    "Family", "Record", "SplitFamily", "TensorRule", "family", "family_names", "family_of_target", "load_families",
+    "load_records", "load_splits", "read_record", "record_text", "split_family", "split_of_target",
 ]  # fmt: skip
 
 
@@ -42,8 +43,19 @@ def family(name: str) -> Family:
     if isinstance(record, Family):
         return record
     raise Usage(
-        f"no family that can be split is called {name!r}",
+        f"no family of drafters is called {name!r}",
         hint="known families: " + ", ".join(load_families()),
+    )
+
+
+def split_family(name: str) -> SplitFamily:
+    """The record called ``name`` of a family that can be split. Raises Usage for any other name."""
+    record = _record(name) if name in family_names() else None
+    if isinstance(record, SplitFamily):
+        return record
+    raise Usage(
+        f"no family that can be split is called {name!r}",
+        hint="known families: " + ", ".join(load_splits()),
     )
 
 
@@ -81,15 +93,27 @@ def load_records() -> dict[str, Record]:
 
 @lru_cache(maxsize=1)
 def load_families() -> dict[str, Family]:
-    """The record of every family that can be split, by name, sorted by name."""
+    """The record of every family whose drafters can be checked, by name, sorted by name."""
     return {name: record for name, record in load_records().items() if isinstance(record, Family)}
+
+
+@lru_cache(maxsize=1)
+def load_splits() -> dict[str, SplitFamily]:
+    """The record of every family that can be split, by name, sorted by name."""
+    return {name: record for name, record in load_records().items() if isinstance(record, SplitFamily)}
 
 
 def family_of_target(config: ConfigView, prefer: Family | None = None) -> Family | None:
     """A family whose targets have the ``model_type`` of this config, None when there is none.
 
     Several families of drafters may serve one target. ``prefer`` is the one that a drafter or a head at hand
-    belongs to; without it, or when it does not serve the target, the first by name stands for all.
+    belongs to; without it, or when it does not serve the target, the first stands for all: of those that are cut out
+    of their targets, then of the others, by name.
     """
-    serving = [f for f in load_families().values() if f.serves(config)]
+    serving = [f for f in (*load_splits().values(), *load_families().values()) if f.serves(config)]
     return prefer if prefer in serving else next(iter(serving), None)
+
+
+def split_of_target(config: ConfigView) -> SplitFamily | None:
+    """The first family by name that is cut out of targets of this config's ``model_type``, None when there is none."""
+    return next((family for family in load_splits().values() if family.serves(config)), None)

@@ -12,11 +12,12 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from draftpair.checkpoint import Checkpoint, ConfigView, TensorInfo
+from draftpair.checkpoint.memo import per_checkpoint
 from draftpair.checkpoint.stored import Stored, UnknownPacking, find_stored
 from draftpair.checkpoint.wording import some
-from draftpair.families import load_families, load_records
+from draftpair.families import load_records, load_splits
 from draftpair.families.locate import Place, places
-from draftpair.families.record import Family, Record, TensorRule
+from draftpair.families.record import Family, Record, SplitFamily, TensorRule
 from draftpair.findings import Finding, has_errors
 
 # Where heads of families without a record are known to live; only used to say that something is there.
@@ -41,7 +42,7 @@ class HeadMatch:
 
     checkpoint: Checkpoint
     config: ConfigView
-    family: Family
+    family: SplitFamily
     place: Place
     layers_declared: int | None
     tensors: tuple[TensorInfo, ...]
@@ -92,13 +93,14 @@ class RecognisedHead:
     tensors: tuple[TensorInfo, ...]
 
 
+@per_checkpoint
 def find_head(checkpoint: Checkpoint) -> HeadMatch | None:
     """The head of a family that can be split, or None when no tensor of one is there.
 
     Structure comes first: layers that carry a family's marker tensors. Families may share markers, so
     ``model_type`` picks among those found; it never makes a head out of nothing.
     """
-    for family in load_families().values():
+    for family in load_splits().values():
         if family.serves(checkpoint.config) and (found := places(checkpoint, family)):
             return _match(checkpoint, family, found)
     return None
@@ -107,7 +109,7 @@ def find_head(checkpoint: Checkpoint) -> HeadMatch | None:
 def declared_depth(checkpoint: Checkpoint) -> tuple[Record, str, int] | None:
     """The record, the key and the number of head layers that config.json promises, None when it promises none."""
     for record in load_records().values():
-        declared = record.head.declared_depth(checkpoint.config)
+        declared = record.head.declared_depth(checkpoint.config) if record.head else None
         if record.serves(checkpoint.config) and declared and type(declared[1]) is int and declared[1] > 0:
             return record, *declared
     return None
@@ -147,7 +149,7 @@ class _Matching:
     unknown: dict[str, UnknownPacking] = field(default_factory=dict)
 
 
-def _match(checkpoint: Checkpoint, family: Family, found: list[Place]) -> HeadMatch:
+def _match(checkpoint: Checkpoint, family: SplitFamily, found: list[Place]) -> HeadMatch:
     place = found[0]
     tensors = place.tensors(checkpoint)
     flags = _contradicted_flags(checkpoint, family, place, tensors)
@@ -202,7 +204,7 @@ def _match(checkpoint: Checkpoint, family: Family, found: list[Place]) -> HeadMa
 
 
 def _contradicted_flags(
-    checkpoint: Checkpoint, family: Family, place: Place, head: tuple[TensorInfo, ...]
+    checkpoint: Checkpoint, family: SplitFamily, place: Place, head: tuple[TensorInfo, ...]
 ) -> dict[str, bool]:
     """The flags of config.json that the head's tensors contradict, with what the tensors say.
 
@@ -232,7 +234,7 @@ def _flag_finding(config: ConfigView, key: str, value: bool) -> Finding:
     )
 
 
-def _scopes(family: Family, place: Place) -> Iterator[tuple[str, int, list[TensorRule]]]:
+def _scopes(family: SplitFamily, place: Place) -> Iterator[tuple[str, int, list[TensorRule]]]:
     """The rules of the head as a whole, then those of each of its layers: prefix, position, rules."""
     once = [rule for rule in family.rules if rule.per != "layer"]
     each = [rule for rule in family.rules if rule.per == "layer"]
@@ -245,7 +247,7 @@ def _scopes(family: Family, place: Place) -> Iterator[tuple[str, int, list[Tenso
 def _match_scope(
     checkpoint: Checkpoint,
     config: ConfigView,
-    family: Family,
+    family: SplitFamily,
     prefix: str,
     position: int,
     rules: list[TensorRule],
@@ -286,11 +288,12 @@ def _match_scope(
 def wanted(rule: TensorRule, family: Family, config: ConfigView) -> bool:
     """Whether the config leaves room for the tensor: no factor of its shape is zero."""
     return all(
-        source.shape is None or 0 not in family.resolve(source.shape, config) for source in rule.sources
+        named.shape is None or 0 not in family.resolve(named.shape, config)
+        for named in rule.sources or rule.outputs
     )
 
 
-def source_names(rule: TensorRule, family: Family, config: ConfigView) -> tuple[str, ...]:
+def source_names(rule: TensorRule, family: SplitFamily, config: ConfigView) -> tuple[str, ...]:
     """The names a rule stands for, below the prefix: those of its sources, or one an expert."""
     if rule.repeat is None:
         return tuple(source.name for source in rule.sources)
@@ -320,7 +323,7 @@ def chosen(
     return [rule for rule in rules if rule.choice is None or id(rule) in taken]
 
 
-def _shape_findings(matched: MatchedTensor, family: Family, config: ConfigView) -> Iterable[Finding]:
+def _shape_findings(matched: MatchedTensor, family: SplitFamily, config: ConfigView) -> Iterable[Finding]:
     rule = matched.rule
     shapes = (
         [source.shape for source in rule.sources]
@@ -343,7 +346,7 @@ def _shape_findings(matched: MatchedTensor, family: Family, config: ConfigView) 
             )
 
 
-def _as_written(rule: TensorRule, family: Family, config: ConfigView) -> list[tuple[int, ...]]:
+def _as_written(rule: TensorRule, family: SplitFamily, config: ConfigView) -> list[tuple[int, ...]]:
     """The shape in which the drafter holds a tensor that is only copied: conversions store it so already."""
     outputs = rule.outputs if rule.transform == "copy" else ()
     return [family.resolve(output.shape, config) for output in outputs if output.shape]
@@ -363,7 +366,7 @@ def _several(found: list[Place]) -> Iterable[Finding]:
         )
 
 
-def _depth_findings(family: Family, config: ConfigView, place: Place) -> Iterable[Finding]:
+def _depth_findings(family: SplitFamily, config: ConfigView, place: Place) -> Iterable[Finding]:
     spec, layers = family.head, place.layers
     stated = spec.declared_depth(config)
     key, declared = stated or (spec.depth[0] if spec.depth else None, None)

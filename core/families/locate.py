@@ -37,7 +37,8 @@ class Place:
 
 def places(checkpoint: Checkpoint, record: Record) -> list[Place]:
     """Every place of the checkpoint that carries one of the record's markers, in the order of its prefixes."""
-    found = (_place(checkpoint, record.head, prefix) for prefix in record.head.prefixes)
+    head = record.head
+    found = (_place(checkpoint, head, prefix) for prefix in head.prefixes) if head else ()
     return [place for place in found if place]
 
 

@@ -7,7 +7,7 @@ record's named sums, and of whole numbers; a shape with a zero in it means the t
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 from typing import Any, NamedTuple
 
@@ -37,9 +37,11 @@ class TensorRule:
     The names of ``sources`` are below the prefix of a head layer, or with ``per`` "head" below the head's own;
     with "target" they are whole names of tensors of the target that the drafter has a copy of; ``{expert}`` in them
     stands for 0 up to the value of the config key ``repeat``. ``{layer}`` in a name of
-    ``outputs`` counts the head's layers from 0. ``choice`` is ``"<question>:<alternative>"``: of each question
+    ``outputs`` counts the drafter's layers from 0, and with ``per`` "tap" ``{tap}`` its taps. A drafter that is
+    published as such has no sources. ``choice`` is ``"<question>:<alternative>"``: of each question
     exactly one alternative is present, and the tensors decide which. ``full_precision`` is the reason why the
-    tensor is never quantized; ``dtype`` is a dtype it must be written in; ``norm`` says that the raw head
+    tensor is never quantized; ``dtype`` is a dtype it must be written in; ``holds`` says that it is no weight but a
+    table, of "ids" or of "flags"; ``norm`` says that the raw head
     stores w where the model multiplies by 1 + w: "zero_centred" when the drafter wants the gain, "stays_zero_centred"
     when it adds the 1 itself; ``role`` says what need not be borrowed if it is there; ``copy_of``
     what the target calls the tensor that a dropped one must be a copy of.
@@ -57,6 +59,7 @@ class TensorRule:
     norm: str | None = None
     role: str | None = None
     copy_of: tuple[str, ...] = ()
+    holds: str | None = None
 
     @property
     def source(self) -> str:
@@ -65,16 +68,32 @@ class TensorRule:
 
     @property
     def shape(self) -> Shape | None:
-        """The shape of the first source; None for a tensor that is dropped whatever its shape."""
-        return self.sources[0].shape
+        """The shape of the first source, else output; None for a tensor that is dropped whatever its shape."""
+        return (self.sources or self.outputs)[0].shape
+
+
+@dataclass(frozen=True)
+class Lookalikes:
+    """Releases of one geometry: which of them a drafter was made for cannot be told from files alone.
+
+    ``geometry`` are the config keys of their targets that tell them from all others; none where all targets of the
+    family are meant.
+    """
+
+    releases: str
+    geometry: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class TargetSpec:
-    """Which targets the head belongs to; ``source`` says in words where a whole head can be had."""
+    """Which targets the drafter belongs to; ``source`` says in words where it can be had.
+
+    No ``model_types`` stands for targets of any type.
+    """
 
     model_types: tuple[str, ...]
     source: str
+    lookalikes: tuple[Lookalikes, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -127,43 +146,78 @@ class HeadSpec:
 class BlockSizeSpec:
     """How the drafter's block width is declared and bounded.
 
-    The width is ``config[key]``, else the declared depth plus ``depth_plus``. With ``counts_bonus_token``
-    a width of n means n - 1 proposals.
+    The width is ``config[key]``, else the declared depth plus ``depth_plus``, else ``default``. With
+    ``counts_bonus_token`` a width of n means n - 1 proposals; without it the declared number counts the proposals,
+    and the family's view turns it into rows.
     """
 
     key: str
-    depth_plus: int
     minimum: int
     maximum: int
     counts_bonus_token: bool
+    depth_plus: int | None = None
+    default: int | None = None
+
+
+@dataclass(frozen=True)
+class TapsSpec:
+    """The layers of the target whose outputs the drafter reads, by the ids under config key ``ids``.
+
+    With ``convention`` "output" id i is the output of layer i, with "input" its input. ``fc`` is the tensor as wide
+    as all of them together. ``per_layer`` says that each layer of the drafter has one of its own.
+    """
+
+    ids: str
+    convention: str
+    fc: str
+    per_layer: bool = False
 
 
 @dataclass(frozen=True)
 class DrafterSpec:
-    """The folder that split-mtp writes and the runtime loads.
+    """The drafter's folder: what marks it, what it reads and what it borrows.
 
-    ``block_prefix`` names its decoder layer. ``depth`` is the key of its text_config that counts its layers;
+    What marks it: its tensors ``markers``; ``architectures``, ``config_markers`` (paths of config.json) and the
+    ``speculators`` types; and ``model_type``, which nothing else declares. Some declare a plain model's type instead,
+    one of ``plain_model_types``, which marks nothing. ``view`` is the module of `draftpair.families.views` that reads
+    its config. ``block_prefix`` names its decoder layer. ``depth`` is the key that counts its layers;
     ``text_defaults`` are keys that its text_config gets when the target's states none, ``config_edits`` the names
-    of functions of `draftpair.convert.drafter_config` that do what a table cannot.
+    of functions of `draftpair.convert.drafter_config` that do what a table cannot. ``hidden`` is the key that says
+    how wide the target's hidden states are. ``cache`` says whose keys and values its layers read: "own", "none" for
+    the target's, "model" for those of an ordinary model. ``shared_kv`` are the layer types of the target whose last
+    keys and values it reads. ``position`` and ``verification`` say in words what a runtime has to know.
     """
 
-    model_type: str
+    model_type: str | None
+    plain_model_types: tuple[str, ...]
+    architectures: tuple[str, ...]
+    config_markers: tuple[str, ...]
+    speculators: tuple[str, ...]
+    view: str | None
     block_prefix: str
     depth: str | None
     text_defaults: Mapping[str, Any]
     config_edits: tuple[str, ...]
     markers: tuple[str, ...]
+    hidden: str
     borrows: tuple[str, ...]
     tap: str
     fusion: str
+    cache: str
+    position: str | None
+    verification: str | None
+    taps: TapsSpec | None
+    mask: str | None
+    shared_kv: tuple[str, ...]
     block_size: BlockSizeSpec
 
 
 @dataclass(frozen=True, eq=False)
 class Record:
-    """What draftpair knows of a family of heads: its name, its targets, and where the head lives.
+    """What draftpair knows of a family of drafters: its name, its targets, and where a head of it lives.
 
-    A record that is no `Family` is enough to recognise a head; ``unsupported`` says why it is not split.
+    ``head`` is None for drafters that are published as such. A record that is no `Family` is enough to recognise a
+    head; ``unsupported`` says why it is not split.
     """
 
     name: str
@@ -173,7 +227,7 @@ class Record:
     notes: str | None
     engines: tuple[str, ...]
     target: TargetSpec
-    head: HeadSpec
+    head: HeadSpec | None
     unsupported: str | None
 
     def serves(self, config: ConfigView) -> bool:
@@ -183,18 +237,22 @@ class Record:
 
 @dataclass(frozen=True, eq=False)
 class Family(Record):
-    """One family of drafters. ``rules`` describe the head's tensors; see the TOML file for the words.
+    """A family whose drafters can be checked. ``rules`` describe their tensors; see the TOML file for the words.
 
     ``flags`` are config keys that only say whether some tensors are there, each with the names of such tensors below
     a layer: where the tensors say otherwise than config.json, they are right.
     """
 
-    trunk: TrunkSpec | None
     drafter: DrafterSpec
     defaults: Mapping[str, int]
     flags: Mapping[str, tuple[str, ...]]
     dims: Mapping[str, tuple[str, ...]]
     rules: tuple[TensorRule, ...]
+
+    @property
+    def max_layers(self) -> int:
+        """How many layers a drafter of the family can have."""
+        return self.head.max_depth if self.head else MOST
 
     def number(self, name: str, config: ConfigView) -> int:
         """The value of a config key or of one of the record's named sums.
@@ -224,15 +282,21 @@ class Family(Record):
             )
         return value
 
-    def trained_width(self, config: ConfigView) -> tuple[int, str]:
-        """The block width that follows from the head's depth, one layer where none is declared; and why."""
+    def trained_width(self, config: ConfigView) -> tuple[int, str] | None:
+        """The block width that follows from the head's depth, one layer where none is declared; and why.
+
+        None for a family whose width has nothing to do with its depth.
+        """
         spec, declared = self.drafter.block_size, self.drafter_depth(config)
+        if spec.depth_plus is None:
+            return None
         depth = self.count(declared, config) if declared and config.get(declared) else 1
         return depth + spec.depth_plus, f"{declared or 'depth'} + {spec.depth_plus}"
 
     def drafter_depth(self, config: ConfigView) -> str | None:
         """The key under which a drafter's config.json, or else a target's, declares the depth."""
-        keys = (self.drafter.depth, *self.head.depth) if self.drafter.depth else self.head.depth
+        declared = self.head.depth if self.head else ()
+        keys = (self.drafter.depth, *declared) if self.drafter.depth else declared
         return next((key for key in keys if config.get(key) is not None), keys[0] if keys else None)
 
     def borrows(self, names: Collection[str]) -> tuple[str, ...]:
@@ -240,7 +304,7 @@ class Family(Record):
         own = {
             rule.role
             for rule in self.rules
-            if rule.role and any(output.name.format(layer=0) in names for output in rule.outputs)
+            if rule.role and any(output.name.format(layer=0, tap=0) in names for output in rule.outputs)
         }
         return tuple(role for role in self.drafter.borrows if role not in own)
 
@@ -267,39 +331,56 @@ class Family(Record):
         return int(word) if word.isdecimal() else self.number(word, config)
 
 
+@dataclass(frozen=True, eq=False)
+class SplitFamily(Family):
+    """A family whose drafters are heads that can be cut out of their targets."""
+
+    head: HeadSpec
+    trunk: TrunkSpec | None
+
+
 def parse_record(data: Mapping[str, Any]) -> Record:
     """The record of a TOML document that has passed the record schema."""
     known = _known(data)
     if data["maturity"] == "recognised":
         return Record(**known)
-    return Family(
-        **known,
-        trunk=_trunk(data["trunk"]) if "trunk" in data else None,
-        drafter=_drafter(data["drafter"]),
-        defaults=data.get("defaults", {}),
-        flags={key: tuple(names) for key, names in data.get("flags", {}).items()},
-        dims={name: tuple(keys) for name, keys in data.get("dims", {}).items()},
-        rules=tuple(_tensor_rule(row) for row in data["tensors"]),
-    )
+    known |= {
+        "drafter": _drafter(data["drafter"]),
+        "defaults": data.get("defaults", {}),
+        "flags": {key: tuple(names) for key, names in data.get("flags", {}).items()},
+        "dims": {name: tuple(keys) for name, keys in data.get("dims", {}).items()},
+        "rules": tuple(_tensor_rule(row) for row in data["tensors"]),
+    }
+    if data["maturity"] == "checked":
+        return Family(**known)
+    return SplitFamily(**known, trunk=_trunk(data["trunk"]) if "trunk" in data else None)
 
 
 def _known(data: Mapping[str, Any]) -> dict[str, Any]:
-    target, head = data["target"], data["head"]
+    target = data["target"]
     return {
         **{key: data[key] for key in ("name", "title", "kind", "maturity")},
         "notes": data.get("notes"),
         "engines": tuple(data.get("engines", ())),
         "unsupported": data.get("unsupported"),
-        "target": TargetSpec(tuple(target["model_types"]), target["source"]),
-        "head": HeadSpec(
-            prefixes=tuple(head["prefixes"]),
-            layers=head.get("layers"),
-            first_layer=head["first_layer"],
-            depth=tuple(head["depth"]),
-            max_depth=head.get("max_depth", MOST),
-            markers=tuple(head["markers"]),
+        "target": TargetSpec(
+            tuple(target["model_types"]),
+            target["source"],
+            tuple(Lookalikes(**group) for group in target.get("lookalikes", ())),
         ),
+        "head": _head(data["head"]) if "head" in data else None,
     }
+
+
+def _head(head: Mapping[str, Any]) -> HeadSpec:
+    return HeadSpec(
+        prefixes=tuple(head["prefixes"]),
+        layers=head.get("layers"),
+        first_layer=head["first_layer"],
+        depth=tuple(head["depth"]),
+        max_depth=head.get("max_depth", MOST),
+        markers=tuple(head["markers"]),
+    )
 
 
 def _trunk(trunk: Mapping[str, Any]) -> TrunkSpec:
@@ -312,22 +393,29 @@ def _trunk(trunk: Mapping[str, Any]) -> TrunkSpec:
 
 
 def _drafter(drafter: Mapping[str, Any]) -> DrafterSpec:
+    lists = (
+        "plain_model_types", "architectures", "config_markers", "speculators", "config_edits", "markers", "borrows",
+    )  # fmt: skip
     return DrafterSpec(
-        model_type=drafter["model_type"],
+        **{key: tuple(drafter.get(key, ())) for key in lists},
+        **{key: drafter.get(key) for key in ("model_type", "view", "depth", "position", "verification")},
         block_prefix=drafter["block_prefix"],
-        depth=drafter.get("depth"),
         text_defaults=drafter.get("text_defaults", {}),
-        config_edits=tuple(drafter.get("config_edits", ())),
-        markers=tuple(drafter["markers"]),
-        borrows=tuple(drafter["borrows"]),
+        hidden=drafter.get("hidden", "hidden_size"),
         tap=drafter["tap"],
         fusion=drafter["fusion"],
+        cache=drafter.get("cache", "own"),
+        taps=TapsSpec(**drafter["taps"]) if "taps" in drafter else None,
+        mask=drafter["mask"]["key"] if "mask" in drafter else None,
+        shared_kv=tuple(drafter["shared_kv"]["types"]) if "shared_kv" in drafter else (),
         block_size=BlockSizeSpec(**drafter["block_size"]),
     )
 
 
 def _tensor_rule(row: Mapping[str, Any]) -> TensorRule:
-    single = [{"name": row["source"], "shape": row.get("shape")}] if "source" in row else row["sources"]
+    single = (
+        [{"name": row["source"], "shape": row.get("shape")}] if "source" in row else row.get("sources", [])
+    )
     listed = [{"name": row["output"], "shape": row["shape"]}] if "output" in row else row.get("outputs", [])
     return TensorRule(
         sources=tuple(map(_named_shape, single)),
@@ -342,5 +430,5 @@ def _named_shape(entry: Mapping[str, Any]) -> NamedShape:
 
 
 _PLAIN_KEYS = (
-    "per", "transform", "repeat", "choice", "optional", "dtype", "full_precision", "norm", "role",
+    "per", "transform", "repeat", "choice", "optional", "dtype", "full_precision", "norm", "role", "holds",
 )  # fmt: skip

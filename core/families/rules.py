@@ -7,9 +7,10 @@ annotation ``rule``::
               "hint": "...", "expected": "/hidden/target", "found": "/hidden/drafter"},
      "properties": {"hidden": {"properties": {"relation": {"const": "equal"}}}}}
 
-``{/pointer}`` in a message and the pointers ``expected`` and ``found`` are filled from the document; without
-them the schema's own keyword value and the offending value are reported. ``{problem}`` in a message is the
-offending place and what the schema has against it. A rule whose id ends in
+Rules that hold for every pair are those of ``pair-rules``, to which a family's ``pair`` refers; a family's own rule
+takes the place of the common one with its id. ``{/pointer}`` in a message and the pointers ``expected`` and ``found``
+are filled from the document; without them the schema's own keyword value and the offending value are reported.
+``{problem}`` in a message is the offending place and what the schema has against it. A rule whose id ends in
 ``-UNKNOWN`` says that the check could not be made.
 """
 
@@ -18,46 +19,83 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
+from functools import cache
 from typing import Any
 
+from draftpair.checkpoint import ConfigView
 from draftpair.checkpoint.wording import printable
 from draftpair.findings import Finding
-from draftpair.schemas import load_schema, violations
+from draftpair.schemas import load_schema, referred, schema_by_id
 
 _PLACEHOLDER = re.compile(r"\{(/[^{}]*)\}")
 
 
 def apply_rules(
-    document: Mapping[str, Any], family: str, part: str, file: str | None = None
+    document: Mapping[str, Any],
+    family: str,
+    part: str,
+    file: str | None = None,
+    config: ConfigView | None = None,
 ) -> list[Finding]:
     """The findings of ``$defs/<part>`` of a family's schema on a document.
 
-    ``part`` is ``config`` or ``pair``; ``file`` names the document in ``where``.
+    ``part`` is ``config`` or ``pair``; ``file`` names the document in ``where``, and ``config`` says where in it the
+    keys of a document lie that was read from it.
     """
+    return [
+        finding
+        for reference, note in _rules(family, part)
+        for finding in _apply(document, reference, note, file, config)
+    ]
+
+
+@cache
+def _rules(family: str, part: str) -> tuple[tuple[str, dict[str, Any]], ...]:
+    """The reference and the annotation of each rule; a family's own stands for a common one with its id."""
     schema = load_schema(f"families/{family}")
     here = f"{schema['$id']}#/$defs/{part}/allOf"
-    rules = [rule["rule"] for rule in schema["$defs"][part]["allOf"]]
-    return [f for i, note in enumerate(rules) for f in _apply(document, f"{here}/{i}", note, file)]
+    own: dict[str, tuple[str, dict[str, Any]]] = {}
+    common: dict[str, tuple[str, dict[str, Any]]] = {}
+    for place, rule in enumerate(schema["$defs"][part]["allOf"]):
+        if "rule" in rule:
+            own[rule["rule"]["id"]] = (f"{here}/{place}", rule["rule"])
+            continue
+        shared = schema_by_id(rule["$ref"])
+        for number, other in enumerate(shared["allOf"]):
+            common[other["rule"]["id"]] = (f"{shared['$id']}#/allOf/{number}", other["rule"])
+    return tuple({**common, **own}.values())
 
 
 def _apply(
-    document: Mapping[str, Any], reference: str, note: Mapping[str, Any], file: str | None
+    document: Mapping[str, Any],
+    reference: str,
+    note: Mapping[str, Any],
+    file: str | None,
+    config: ConfigView | None,
 ) -> Iterator[Finding]:
-    error = next(violations(document, {"$ref": reference}), None)
+    error = next(referred(reference).iter_errors(document), None)
     if error is None:
         return
     pointer = "/" + "/".join(str(step) for step in error.absolute_path)
+    place = _place(pointer, config)
     message = _PLACEHOLDER.sub(lambda m: _shown(look_up(document, m[1])), note["message"])
-    message = message.replace("{problem}", f"{pointer}: {printable(error.message)}")
+    message = message.replace("{problem}", f"{place}: {printable(error.message)}")
     yield Finding(
         rule=note["id"],
         level=note["level"],
         message=message,
-        where=f"{file}#{pointer}" if file else pointer,
+        where=f"{file}#{place}" if file else place,
         expected=look_up(document, note["expected"]) if "expected" in note else _keyword_value(error),
         found=look_up(document, note["found"]) if "found" in note else _offending(error),
         hint=note.get("hint"),
     )
+
+
+def _place(pointer: str, config: ConfigView | None) -> str:
+    """Where the file itself has the value at a pointer of the config that was read from it."""
+    key, _, rest = pointer.strip("/").partition("/")
+    there = config.where(key) if config and config.get(key) is not None else None
+    return f"{there}/{rest}".rstrip("/") if there else pointer
 
 
 def look_up(document: Any, pointer: str) -> Any:

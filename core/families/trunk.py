@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from draftpair.checkpoint import Checkpoint, ConfigView
 from draftpair.families.heads import chosen, source_names, wanted
 from draftpair.families.locate import layers_by_number
-from draftpair.families.record import Family, TensorRule, TrunkSpec
+from draftpair.families.record import SplitFamily, TensorRule, TrunkSpec
 
 _Rows = list[tuple[TensorRule, tuple[str, ...], tuple[int, ...]]]
 
 
-def trunk_shapes(family: Family, trunk: TrunkSpec, checkpoint: Checkpoint) -> dict[str, tuple[int, ...]]:
+def trunk_shapes(family: SplitFamily, trunk: TrunkSpec, checkpoint: Checkpoint) -> dict[str, tuple[int, ...]]:
     """Names and unquantized shapes of a target's tensors; ``trunk`` is the record's.
 
     Raw names and those of an MLX conversion are alternatives of the same rules, so both are understood.
@@ -29,14 +29,14 @@ def trunk_shapes(family: Family, trunk: TrunkSpec, checkpoint: Checkpoint) -> di
     return expected
 
 
-def stray_layers(family: Family, trunk: TrunkSpec, checkpoint: Checkpoint) -> list[int]:
+def stray_layers(family: SplitFamily, trunk: TrunkSpec, checkpoint: Checkpoint) -> list[int]:
     """Numbers of layers past the last one that config.json counts, and that carry no marker of a head."""
     depth, head = family.count(trunk.layers, checkpoint.config), family.head
     layers = layers_by_number(checkpoint.tensors, head.prefixes[0], head.layers or "")
     return sorted(n for n, names in layers.items() if n >= depth and names.isdisjoint(head.markers))
 
 
-def _rows(family: Family, config: ConfigView) -> _Rows:
+def _rows(family: SplitFamily, config: ConfigView) -> _Rows:
     """The rules of one decoder layer, with the names and the shape each stands for."""
     block = family.drafter.block_prefix
     return [

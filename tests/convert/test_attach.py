@@ -137,7 +137,7 @@ def test_a_drafter_of_another_model_is_refused(raw: Path, tmp_path: Path) -> Non
 
 
 def test_what_is_no_drafter_is_refused(raw: Path, target: Path, tmp_path: Path) -> None:
-    with pytest.raises(ToolError, match="not a drafter of a family"):
+    with pytest.raises(ToolError, match="holds a head as well"):
         api.attach(target, raw, tmp_path / "whole")
 
 

@@ -12,8 +12,8 @@ from huggingface_hub import ModelCard
 
 from draftpair.checkpoint import open_checkpoint
 from draftpair.convert.card import CARD, inherited_fields, model_card, suggested_name
-from draftpair.families import family, load_families
-from draftpair.families.record import Family
+from draftpair.families import load_splits, split_family
+from draftpair.families.record import SplitFamily
 from draftpair.schemas import check, load_schema
 from fixtures.glm4_moe_lite import write_checkpoint
 
@@ -79,9 +79,9 @@ INHERITED = {"license": "mit", "language": ["en", "zh"]}
 
 
 @pytest.fixture
-def glm() -> Family:
-    found = family("glm4_moe_lite_mtp")
-    assert isinstance(found, Family)
+def glm() -> SplitFamily:
+    found = split_family("glm4_moe_lite_mtp")
+    assert isinstance(found, SplitFamily)
     return found
 
 
@@ -93,7 +93,7 @@ def changed(**values: Any) -> dict[str, Any]:
     return manifest
 
 
-def card(glm: Family, inherited: Any = INHERITED, engines: Any = (), **values: Any) -> str:
+def card(glm: SplitFamily, inherited: Any = INHERITED, engines: Any = (), **values: Any) -> str:
     return model_card(changed(**values), glm, inherited, engines).decode()
 
 
@@ -103,12 +103,12 @@ def fields(text: str) -> dict[str, Any]:
     return read
 
 
-def test_the_whole_card(glm: Family) -> None:
+def test_the_whole_card(glm: SplitFamily) -> None:
     text = card(glm, engines=["mlxcel", "draftpair", "mlx-vlm"])
     assert text == GOLDEN.read_text(encoding="utf-8")
 
 
-def test_the_fields_of_a_quantized_drafter(glm: Family) -> None:
+def test_the_fields_of_a_quantized_drafter(glm: SplitFamily) -> None:
     assert fields(card(glm)) == {
         "library_name": "mlx",
         "base_model": REPOSITORY,
@@ -119,20 +119,20 @@ def test_the_fields_of_a_quantized_drafter(glm: Family) -> None:
     }
 
 
-def test_a_full_precision_head_has_no_relation_and_nothing_has_a_pipeline_tag(glm: Family) -> None:
+def test_a_full_precision_head_has_no_relation_and_nothing_has_a_pipeline_tag(glm: SplitFamily) -> None:
     found = fields(card(glm, quantization=None, kept_full_precision={}))
     assert found["base_model"] == REPOSITORY
     assert not found.keys() & {"base_model_relation", "pipeline_tag"}
 
 
-def test_a_folder_is_no_base_model(glm: Family) -> None:
+def test_a_folder_is_no_base_model(glm: SplitFamily) -> None:
     text = card(glm, source={"name": "GLM-4.7-Flash", "revision": None})
     assert not fields(text).keys() & {"base_model", "base_model_relation"}
     assert "of `GLM-4.7-Flash`, cut out" in text
     assert "huggingface.co" not in text
 
 
-def test_a_card_without_licence_states_none(glm: Family) -> None:
+def test_a_card_without_licence_states_none(glm: SplitFamily) -> None:
     assert not fields(card(glm, inherited={})).keys() & {
         "license",
         "license_name",
@@ -150,25 +150,27 @@ def test_a_card_without_licence_states_none(glm: Family) -> None:
         ("https://x.org/terms", "folder", "https://x.org/terms"),
     ],
 )
-def test_a_link_to_the_licence_leads_somewhere(glm: Family, link: str, name: str, stated: str | None) -> None:
+def test_a_link_to_the_licence_leads_somewhere(
+    glm: SplitFamily, link: str, name: str, stated: str | None
+) -> None:
     inherited = {"license": "other", "license_name": "x", "license_link": link}
     found = fields(card(glm, inherited, source={"name": name}))
     assert (found["license"], found["license_name"], found.get("license_link")) == ("other", "x", stated)
 
 
-def test_values_that_yaml_would_take_for_others_stay_text(glm: Family) -> None:
+def test_values_that_yaml_would_take_for_others_stay_text(glm: SplitFamily) -> None:
     inherited = {"license": "no", "license_name": "1.0: a # b", "language": ["no", "on", "1"]}
     found = fields(card(glm, inherited))
     assert {key: found[key] for key in inherited} == inherited
 
 
-def test_what_is_not_settled_is_repeated(glm: Family) -> None:
+def test_what_is_not_settled_is_repeated(glm: SplitFamily) -> None:
     notes = "nobody has measured it"
     assert f"**Experimental**: {notes}.\n" in card(replace(glm, notes=notes), maturity="experimental")
     assert "xperimental" not in card(replace(glm, notes=notes))
 
 
-def test_commands_are_those_of_engines_that_run_the_family(glm: Family) -> None:
+def test_commands_are_those_of_engines_that_run_the_family(glm: SplitFamily) -> None:
     text = card(glm, engines=["mlx-vlm"])
     assert "mlx_vlm.generate --model TARGET --draft-model DRAFTER --draft-kind mtp" in text
     assert "draftpair generate" not in text
@@ -177,19 +179,19 @@ def test_commands_are_those_of_engines_that_run_the_family(glm: Family) -> None:
     assert "\ndraftpair validate TARGET DRAFTER\n" in text
 
 
-def test_a_width_that_does_not_count_the_bonus_token(glm: Family) -> None:
+def test_a_width_that_does_not_count_the_bonus_token(glm: SplitFamily) -> None:
     text = card(glm, block_size={"value": 4, "from": "config.json", "counts_bonus_token": False})
     assert "4 tokens a round, so 4 proposals" in text
 
 
-def test_what_is_borrowed_is_told(glm: Family) -> None:
+def test_what_is_borrowed_is_told(glm: SplitFamily) -> None:
     own = card(glm)
     assert "- **Embedding**: its own\n- **Output head**: its own\n" in own
     borrower = replace(glm, drafter=replace(glm.drafter, borrows=("embedding", "head")), rules=())
     assert "- **Embedding**: of the target\n- **Output head**: of the target\n" in card(borrower)
 
 
-def test_modules_that_are_quantized_otherwise_are_named(glm: Family) -> None:
+def test_modules_that_are_quantized_otherwise_are_named(glm: SplitFamily) -> None:
     other = {"mode": "mxfp8", "bits": 8, "group_size": 32}
     quantization = {**MANIFEST["quantization"], "lm_head": other, "eh_proj": False}
     text = card(glm, quantization=quantization)
@@ -199,30 +201,31 @@ def test_modules_that_are_quantized_otherwise_are_named(glm: Family) -> None:
     )
 
 
-def test_long_lists_are_cut(glm: Family) -> None:
+def test_long_lists_are_cut(glm: SplitFamily) -> None:
     names = {f"x{number}.weight": "a vector" for number in range(20)}
     assert "and 12 more: a vector" in card(glm, kept_full_precision=names)
 
 
-def test_every_tap_and_fusion_a_record_may_name_has_words(glm: Family) -> None:
+def test_every_tap_and_fusion_a_record_may_name_has_words(glm: SplitFamily) -> None:
+    """The taps and fusions of heads: a drafter of any other kind is not cut out, and has no card of ours."""
     drafter = load_schema("family-record")["properties"]["drafter"]["properties"]
-    for tap in drafter["tap"]["enum"]:
-        for fusion in drafter["fusion"]["enum"]:
+    for tap in set(drafter["tap"]["enum"]) - {"layers", "none"}:
+        for fusion in set(drafter["fusion"]["enum"]) - {"layers, concatenated", "none"}:
             text = card(glm, tap=tap, fusion=fusion)
             assert f"(`{tap}`)" in text
             assert f"(`{fusion}`)" in text
 
 
-@pytest.mark.parametrize("name", sorted(load_families()))
+@pytest.mark.parametrize("name", sorted(load_splits()))
 def test_every_family_has_a_card(name: str) -> None:
-    record = family(name)
+    record = split_family(name)
     text = card(record, family=name, maturity=record.maturity, tap=record.drafter.tap)
     assert fields(text)["tags"][-1] == name
     assert f"The {record.title} of [`{REPOSITORY}`]" in text
     assert (str(record.notes) in text) == (record.maturity == "experimental")
 
 
-def test_a_name_cannot_write_the_card(glm: Family) -> None:
+def test_a_name_cannot_write_the_card(glm: SplitFamily) -> None:
     evil = "a`\n\n# free tokens\n<script>|"
     text = card(glm, source={"name": evil, "revision": None, "prefixes": [evil]})
     assert "\n# free tokens" not in text

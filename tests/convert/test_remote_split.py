@@ -70,6 +70,8 @@ def test_reports_and_bytes_are_those_of_the_downloaded_repository(
 ) -> None:
     there = all_reports(tmp_path / "there", **options)
     assert there[0]["checkpoint"]["revision"] == server.repositories[0].commit
+    assert there[0]["checkpoint"]["fetched_bytes"] > 0
+    there[0]["checkpoint"]["fetched_bytes"] = None
     assert journals(tmp_path) == []
     snapshot_download("owner/name")
     server.forget()

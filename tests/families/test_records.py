@@ -18,14 +18,19 @@ from draftpair.families import (
     family_of_target,
     load_families,
     load_records,
+    load_splits,
     read_record,
     record_text,
+    split_family,
+    split_of_target,
 )
 from draftpair.schemas import load_schema, schema_names
 
 NAMES = family_names()
-SPLIT = tuple(load_families())
-RECOGNISED = tuple(name for name in NAMES if name not in SPLIT)
+FAMILIES = tuple(load_families())
+SPLIT = tuple(load_splits())
+CHECKED = tuple(name for name in FAMILIES if name not in SPLIT)
+RECOGNISED = tuple(name for name in NAMES if name not in FAMILIES)
 DRAFTERS = tuple(
     sorted(
         entry.name[:-3]
@@ -48,8 +53,17 @@ def test_every_shipped_record_is_true_to_its_schema(name: str) -> None:
 
 @pytest.mark.parametrize("name", SPLIT)
 def test_a_family_that_is_split_is_a_name_in_every_room(name: str) -> None:
-    assert family(name).name == family(name).drafter.model_type == name
+    assert split_family(name).name == split_family(name).drafter.model_type == name
     assert f"families/{name}" in schema_names()
+
+
+@pytest.mark.parametrize("name", CHECKED)
+def test_a_family_that_is_published_as_a_drafter_has_no_head_and_a_schema(name: str) -> None:
+    record = family(name)
+    assert (record.maturity, record.head, record.unsupported) == ("checked", None, None)
+    assert f"families/{name}" in schema_names()
+    with pytest.raises(ToolError, match="no family that can be split"):
+        split_family(name)
 
 
 @pytest.mark.parametrize("name", DRAFTERS)
@@ -63,7 +77,7 @@ def test_a_family_that_is_only_recognised_says_why(name: str) -> None:
     assert (record.maturity, isinstance(record, Family)) == ("recognised", False)
     assert record.unsupported
     assert f"families/{name}" not in schema_names()
-    with pytest.raises(ToolError, match="no family that can be split"):
+    with pytest.raises(ToolError, match="no family of drafters"):
         family(name)
 
 
@@ -90,16 +104,31 @@ def test_every_tensor_of_a_drafter_has_a_name_in_a_head(name: str) -> None:
 
 @pytest.mark.parametrize("name", SPLIT)
 def test_markers_are_tensors_of_the_record(name: str) -> None:
-    record = family(name)
-    assert set(record.head.markers) <= {source for rule in record.rules for source, _ in rule.sources}
-    outputs = {output.format(layer=0) for rule in record.rules for output, _ in rule.outputs}
-    assert set(record.drafter.markers) <= outputs
+    markers = set(split_family(name).head.markers)
+    assert markers <= {source for rule in family(name).rules for source, _ in rule.sources}
 
 
-@pytest.mark.parametrize("name", SPLIT)
+@pytest.mark.parametrize("name", FAMILIES)
+def test_markers_of_a_drafter_are_tensors_of_the_record(name: str) -> None:
+    rules = family(name).rules
+    outputs = {output.format(layer=0, tap=0) for rule in rules for output, _ in rule.outputs}
+    assert set(family(name).drafter.markers) <= outputs
+
+
+@pytest.mark.parametrize("name", CHECKED)
+def test_what_is_published_as_a_drafter_is_marked_by_something(name: str) -> None:
+    """A whole model is what is left: it is recognised by being one."""
+    spec = family(name).drafter
+    assert bool(spec.markers or spec.model_type or spec.architectures) == (spec.cache != "model")
+
+
+@pytest.mark.parametrize("name", FAMILIES)
 def test_every_rule_of_a_family_schema_says_what_a_finding_needs(name: str) -> None:
+    common = {"$ref": "urn:draftpair:schema:pair-rules:1.0"}
+    assert load_schema(f"families/{name}")["$defs"]["pair"]["allOf"][0] == common
     for part in ("config", "pair"):
-        rules = [rule["rule"] for rule in load_schema(f"families/{name}")["$defs"][part]["allOf"]]
+        listed = load_schema(f"families/{name}")["$defs"][part]["allOf"]
+        rules = [rule["rule"] for rule in listed if rule != common]
         ids = [rule["id"] for rule in rules]
         assert len(set(ids)) == len(ids)
         for rule in rules:
@@ -112,7 +141,7 @@ def test_no_two_families_that_are_split_share_a_target_and_a_place() -> None:
     """`model_type` and markers together name one family, so the order of the records decides nothing."""
     claims = [
         (name, model_type, prefix, marker)
-        for name, record in load_families().items()
+        for name, record in load_splits().items()
         for model_type in record.target.model_types
         for prefix in record.head.prefixes
         for marker in record.head.markers
@@ -127,7 +156,7 @@ def test_the_folder_is_the_registry() -> None:
     listed = {entry.name for entry in resources.files("draftpair.families").iterdir()}
     assert {f"{name}.toml" for name in NAMES} == {name for name in listed if name.endswith(".toml")}
     assert tuple(load_records()) == NAMES
-    assert sorted(SPLIT + RECOGNISED) == list(NAMES)
+    assert sorted(SPLIT + CHECKED + RECOGNISED) == list(NAMES)
 
 
 def test_reading_the_records_costs_no_schema_library() -> None:
@@ -137,15 +166,16 @@ def test_reading_the_records_costs_no_schema_library() -> None:
 
 
 def test_an_unknown_family_is_refused_and_the_known_ones_named() -> None:
-    with pytest.raises(ToolError, match="no family that can be split is called 'nonesuch'") as error:
+    with pytest.raises(ToolError, match="no family of drafters is called 'nonesuch'") as error:
         family("nonesuch")
     assert "glm4_moe_lite_mtp" in str(error.value.hint)
-    assert family_of_target(ConfigView({"model_type": "llama"})) is None
+    assert family_of_target(ConfigView({"model_type": "nonesuch"})) is None
+    assert split_of_target(ConfigView({"model_type": "laguna"})) is None
     assert family_of_target(ConfigView({})) is None
     known = family("glm4_moe_lite_mtp")
     target = ConfigView({"model_type": "glm4_moe_lite"})
     assert family_of_target(target) == family_of_target(target, known) == known
-    assert family_of_target(ConfigView({"model_type": "llama"}), known) is None
+    assert family_of_target(ConfigView({"model_type": "nonesuch"}), known) is None
 
 
 @pytest.mark.parametrize(

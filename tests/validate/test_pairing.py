@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from draftpair import api
@@ -18,6 +19,7 @@ from fixtures import glm4_moe
 from fixtures.folders import Folders
 from fixtures.glm4_moe_lite import write_checkpoint, write_target
 from fixtures.split_heads import edit_config
+from fixtures.weights import write_safetensors
 
 Change = Callable[[Any], None]
 
@@ -213,8 +215,12 @@ def test_a_missing_tokenizer_leaves_the_verdict_unknown(folders: Folders) -> Non
 
 
 def test_a_folder_of_no_known_family_leaves_the_verdict_unknown(folders: Folders) -> None:
-    verdict, rules = verdict_of(folders, drafter="target")
-    assert verdict == "unknown"
+    (folders.drafter / "config.json").write_text('{"model_type": "nonesuch"}')
+    (folders.drafter / "model.safetensors.index.json").unlink()
+    (folders.drafter / "model.safetensors").unlink()
+    write_safetensors(folders.drafter / "model.safetensors", {"some.weight": (np.ones((2, 2)), "F32")})
+    verdict, rules = verdict_of(folders)
+    assert verdict == "unknown", rules
     assert "DRAFTER-FAMILY-UNKNOWN" in rules
 
 

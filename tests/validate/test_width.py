@@ -16,7 +16,10 @@ DECLARED = {"block_size": 3, "text_config": {"num_nextn_predict_layers": 1}}
 
 
 def width(config: dict[str, Any], explicit: int | None = None, **environ: str) -> tuple[int, str]:
-    return block_width(explicit, environ, ConfigView(config), FAMILY)
+    decided = block_width(explicit, environ, ConfigView(config), FAMILY)
+    proposals = "1 proposal" if decided.rows == 2 else f"{decided.rows - 1} proposals"
+    assert decided.meaning == f"{decided.rows} rows to verify: the last accepted token and {proposals}"
+    return decided.rows, decided.source
 
 
 def test_the_option_wins() -> None:

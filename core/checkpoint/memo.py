@@ -1,0 +1,36 @@
+"""Remembers what was found out about a checkpoint for as long as it is open: its files are read once.
+
+A checkpoint is what its headers were when it was opened; what is derived from it does not change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Concatenate, ParamSpec, TypeVar
+from weakref import WeakKeyDictionary
+
+from draftpair.checkpoint.checkpoint import Checkpoint
+
+Rest = ParamSpec("Rest")
+Found = TypeVar("Found")
+
+
+def per_checkpoint(
+    function: Callable[Concatenate[Checkpoint, Rest], Found],
+) -> Callable[Concatenate[Checkpoint, Rest], Found]:
+    """A function of a checkpoint, and of hashable values, that is carried out once for each.
+
+    Its result must not be changed by who gets it. An error is not remembered.
+    """
+    known: WeakKeyDictionary[Checkpoint, dict[object, Found]] = WeakKeyDictionary()
+
+    @wraps(function)
+    def remembered(checkpoint: Checkpoint, *args: Rest.args, **kwargs: Rest.kwargs) -> Found:
+        results = known.setdefault(checkpoint, {})
+        key = (args, *sorted(kwargs.items()))
+        if key not in results:
+            results[key] = function(checkpoint, *args, **kwargs)
+        return results[key]
+
+    return remembered

@@ -1,0 +1,81 @@
+"""Which target a drafter's own files name: its card, and the verifier of the speculators format.
+
+A name proves nothing. It is compared with the names that the target goes by, and only where both have some.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from draftpair.checkpoint import Checkpoint
+
+CARD = "README.md"
+_REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+_SPEED = re.compile(r"tok(?:en)?s?\s*(?:/|per)\s*s|speed-?\s?up|\d\s*x faster", re.IGNORECASE)
+
+
+def claim_facts(target: Checkpoint, drafter: Checkpoint, embedded: bool) -> dict[str, Any]:
+    """The ``claim`` of the pair facts: ``same`` or ``other`` name, ``unknown`` where a side has none to compare.
+
+    ``none`` where the drafter names no target. ``from`` says where it does.
+    """
+    if embedded:
+        return {"relation": "none", "drafter": [], "target": [], "from": None}
+    made_for, place = _made_for(drafter)
+    names = sorted({*_own_names(target), *_card_models(target)})
+    if not made_for:
+        relation = "none"
+    elif not names:
+        relation = "unknown"
+    else:
+        relation = (
+            "same" if not {n.lower() for n in made_for}.isdisjoint(n.lower() for n in names) else "other"
+        )
+    return {"relation": relation, "drafter": made_for, "target": names, "from": place}
+
+
+def card_speaks_of_speed(drafter: Checkpoint) -> bool:
+    """Whether the drafter's card has a figure of speed in it."""
+    return bool(_SPEED.search(_card(drafter)))
+
+
+def _made_for(drafter: Checkpoint) -> tuple[list[str], str | None]:
+    verifier = drafter.config.raw.get("speculators_config")
+    verifier = verifier.get("verifier") if isinstance(verifier, dict) else None
+    name = verifier.get("name_or_path") if isinstance(verifier, dict) else None
+    if isinstance(name, str) and _REPOSITORY.fullmatch(name):
+        return [name], "speculators_config.verifier of config.json"
+    models = _card_models(drafter)
+    return (models, f"base_model of {CARD}") if models else ([], None)
+
+
+def _own_names(checkpoint: Checkpoint) -> Iterator[str]:
+    if (name := checkpoint.storage.hub_name) is not None:
+        yield name.repository
+    stated = checkpoint.config.raw.get("_name_or_path")
+    if isinstance(stated, str) and _REPOSITORY.fullmatch(stated):
+        yield stated
+
+
+def _card_models(checkpoint: Checkpoint) -> list[str]:
+    """The models that a card's front matter calls its base."""
+    text = _card(checkpoint)
+    if not text.startswith("---"):
+        return []
+    import yaml
+
+    try:
+        front = yaml.safe_load(text[3:].split("\n---", 1)[0])
+    except yaml.YAMLError:
+        return []
+    named = front.get("base_model") if isinstance(front, dict) else None
+    listed = named if isinstance(named, list) else [named]
+    return [name for name in listed if isinstance(name, str) and _REPOSITORY.fullmatch(name)]
+
+
+def _card(checkpoint: Checkpoint) -> str:
+    if not checkpoint.has_file(CARD):
+        return ""
+    return checkpoint.read_bytes(CARD).decode("utf-8", "replace")

@@ -1,0 +1,47 @@
+"""Judges a pair-facts document that another tool may have made: a family's pair rules, and nothing else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from draftpair.errors import Usage
+from draftpair.families import family, load_families
+from draftpair.families.rules import apply_rules
+from draftpair.schemas import check, load_schema
+from draftpair.validate.verdict import Verdict, grade
+
+
+def judge(document: Any) -> Verdict:
+    """The verdict on a document; what is wrong with either side's own files is not in it.
+
+    Raises Usage for one that is malformed.
+    """
+    problems = check(document, load_schema("pair-facts"))
+    if problems:
+        raise Usage(
+            f"this is no pair-facts document: {'; '.join(problems[:3])}",
+            hint="`draftpair schema pair-facts` prints what one holds",
+        )
+    name = document["drafter"]["family"]
+    if name not in load_families():
+        raise Usage(
+            f"the document says that the drafter's family is {name!r}, which draftpair does not know",
+            hint="known families: " + ", ".join(load_families()),
+        )
+    findings = apply_rules(document, name, "pair")
+    proven = document["provenance"]["relation"] == "same"
+    pair = {
+        "target_family": document["target"]["family"],
+        "drafter_family": name,
+        "kind": family(name).kind,
+        "block_size": document["block_size"]["value"],
+        "block_size_from": document["block_size"]["from"],
+    }
+    inputs = {
+        "target": document["target"]["source"],
+        "drafter": document["drafter"]["source"],
+        "target_revision": document["target"]["revision"],
+        "drafter_revision": document["drafter"]["revision"],
+    }
+    best = "proven" if proven else "compatible"
+    return Verdict(grade(findings, best), inputs, tuple(findings), pair, document)
