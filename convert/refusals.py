@@ -8,7 +8,7 @@ from draftpair.checkpoint import Checkpoint
 from draftpair.checkpoint.fingerprint import is_incomplete
 from draftpair.checkpoint.wording import some
 from draftpair.errors import Refused, ToolError
-from draftpair.families import load_records, load_splits, split_of_target
+from draftpair.families import family_of_target, load_records, load_splits
 from draftpair.families.heads import HeadMatch, declared_depth, recognised_head
 from draftpair.families.record import SplitFamily
 from draftpair.findings import Finding, by_severity
@@ -107,7 +107,7 @@ def _no_head(checkpoint: Checkpoint) -> ToolError:
             f"tensors under {found.prefix}), which is not split: {found.record.unsupported}",
             hint="supported: " + ", ".join(_supported()),
         )
-    family = split_of_target(config)
+    family = family_of_target(config)
     known = next((r for r in load_records().values() if r.unsupported and r.serves(config)), None)
     if family is None and known:
         return ToolError(

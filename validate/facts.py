@@ -17,6 +17,7 @@ from draftpair.families.record import Family
 from draftpair.schemas import load_schema
 from draftpair.validate.borrowing import borrowed_facts, rope_facts, shared_kv_facts
 from draftpair.validate.claims import claim_facts
+from draftpair.validate.copies import copies
 from draftpair.validate.draft import Draft
 from draftpair.validate.provenance import provenance
 from draftpair.validate.rollback import rollback_facts
@@ -75,7 +76,7 @@ def pair_facts(
         "mask": mask_facts(target, draft, vocabulary["target_rows"]["embedding"] or vocabulary["target"]),
         "shared_kv": shared_kv_facts(target, draft),
         "borrowed": borrowed_facts(target, draft),
-        "copies": copy_facts(target, draft) if values else _NOT_READ,
+        "copies": _copies(target, draft) if values else _NOT_READ,
         "rope": rope_facts(target, draft),
         "dtype": _dtype(target, drafter),
         "rollback": rollback_facts(target, draft),
@@ -94,8 +95,13 @@ def pair_facts(
 _NOT_READ: dict[str, Any] = {"embedding": None, "head": None, "different": []}
 
 
-def copy_facts(target: Checkpoint, draft: Draft) -> dict[str, Any]:
-    return _NOT_READ
+def _copies(target: Checkpoint, draft: Draft) -> dict[str, Any]:
+    """The drafter's own embedding and output matrix against the target's; a whole model's are its own business."""
+    if draft.head is not None or draft.is_model:
+        return _NOT_READ
+    compared = copies(target, draft.checkpoint, draft.family, draft.config)
+    different = [role for role, found in compared.items() if found["relation"] == "different"]
+    return {**compared, "different": different}
 
 
 def _provenance(target: Checkpoint, draft: Draft) -> dict[str, Any]:

@@ -1,8 +1,9 @@
 """What each decoder layer is, as far as its cache is concerned, read from a config.json.
 
 Model families write this down in about ten ways; `layer_kinds` turns them into one list of words:
-``full`` and ``sliding`` attention, ``linear`` attention, ``mamba``, ``conv`` (short convolution),
-``mamba+full`` (both in one layer) and ``none`` (a layer that keeps nothing between tokens).
+``full`` and ``sliding`` attention, ``chunked`` (a window that starts anew), ``sparse`` (an index beside the
+keys and values), ``linear`` attention, ``mamba``, ``conv`` (short convolution), ``mamba+full`` (both in one
+layer) and ``none`` (a layer that keeps nothing between tokens).
 """
 
 from __future__ import annotations
@@ -19,9 +20,11 @@ _WORDS: dict[str, str] = {
     "attention": "full",
     "full": "full",
     "deepseek_sparse_attention": "full",
+    "qwen_sparse_attention": "full",
     "sliding_attention": "sliding",
     "local_attention": "sliding",
-    "chunked_attention": "sliding",
+    "chunked_attention": "chunked",
+    "minimax_m3_sparse": "sparse",
     "linear_attention": "linear",
     "mamba": "mamba",
     "mamba2": "mamba",
@@ -30,12 +33,28 @@ _WORDS: dict[str, str] = {
     "moe": "none",
 }
 _LETTERS: dict[str, str] = {"*": "full", "M": "mamba", "-": "none", "E": "none", "G": "full", "L": "sliding"}
+_LISTS = ("layer_types", "layers_block_type", "block_types")
+# A layer of these holds two attention blocks.
+DOUBLE_LAYERS = frozenset({"longcat_flash", "longcat_flash_ngram"})
 _MAMBA_ONLY = frozenset({"mamba", "mamba2", "falcon_mamba"})
 # Where a config leaves the pattern out, these families mean one full-attention layer in every n
 # (the class defaults of mlx-lm 0.32.2).
-_DEFAULT_PATTERN = {"gemma3_text": 6, "gemma3": 6, "cohere2": 4, "gemma4_text": 5, "gpt_oss": 2, "plamo3": 8}
+_DEFAULT_PATTERN = {
+    "gemma3_text": 6, "gemma3": 6, "cohere2": 4, "gemma4_text": 5, "gpt_oss": 2, "plamo3": 8, "step3p5": 2,
+    "muse_glimmer": 4, "muse_glimmer_text": 4, "olmo3": 4, "spark2_5": 4,
+}  # fmt: skip
+# Chunks of attention, one full layer in every four: the class has it and the config does not say so.
+_CHUNKED = frozenset({"llama4", "llama4_text"})
+_LING = frozenset({"bailing_hybrid", "bailing_moe_linear", "bailing_moe_v3"})
+# Their caches are of kinds that nothing here describes, and no key would tell.
+_UNDESCRIBED = frozenset(
+    {
+        "afm7", "baichuan_m1", "iquestloopcoder", "nanbeige", "nemotron-nas", "plamo2", "recurrent_gemma", "rwkv7",
+        "longcat_flash_sparse",
+    }
+)  # fmt: skip
 # Signs of layer patterns or caches that none of the readers below understands.
-_ODD_KEYS = ("mamba_d_state", "mamba_d_conv", "layer_group_size", "compress_ratios")
+_ODD_KEYS = ("mamba_d_state", "mamba_d_conv", "layer_group_size", "compress_ratios", "num_loops")
 
 
 class UnknownLayers(Exception):
@@ -58,14 +77,32 @@ def layer_kinds(config: ConfigView, layers: int) -> list[str]:
     return kinds[:own] + ["none"] * (len(kinds) - own)
 
 
+def layer_count(config: ConfigView, stated: int | None) -> int | None:
+    """How many layers there are: ``stated``, else as many as the list or the pattern of them names."""
+    if config.model_type in DOUBLE_LAYERS:
+        # transformers states twice as many under num_hidden_layers: it counts attention blocks.
+        return number(config, "num_layers") or stated
+    if stated is not None:
+        return stated
+    named = (config.get(key) for key in ("hybrid_override_pattern", *_LISTS))
+    return next((len(kinds) for kinds in named if isinstance(kinds, (str, list)) and kinds), None)
+
+
+def has_index(config: ConfigView) -> bool:
+    """Whether layers may have an index beside keys and values, as MiniMax-M3's have."""
+    return any(config.get(key) is not None for key in ("sparse_attention_config", "index_block_size"))
+
+
 def _described(config: ConfigView, layers: int) -> list[str]:
-    for key in ("layer_types", "layers_block_type", "block_types"):
+    if config.model_type in _UNDESCRIBED:
+        raise UnknownLayers(f"the caches of {config.model_type} are not known here")
+    for key in _LISTS:
         if config.get(key) is not None:
-            return _from_words(key, config.get(key), layers)
+            return _as_meant(config, _from_words(key, config.get(key), layers))
     if config.get("hybrid_override_pattern") is not None:
         return _from_letters("hybrid_override_pattern", config.get("hybrid_override_pattern"))
-    for found in (_periodic(config, layers), _linear(config, layers), _windowed(config, layers)):
-        if found is not None:
+    for read in (_periodic, _grouped, _linear, _sparse, _windowed):
+        if (found := read(config, layers)) is not None:
             return found
     if config.model_type in _MAMBA_ONLY:
         return ["mamba"] * layers
@@ -86,6 +123,13 @@ def _from_words(key: str, words: Any, layers: int) -> list[str]:
     return [_WORDS[str(word)] for word in words[:layers]]
 
 
+def _as_meant(config: ConfigView, kinds: list[str]) -> list[str]:
+    """transformers calls the Mamba layers of Nemotron-H linear attention."""
+    if config.get("mamba_num_heads") is not None and config.get("linear_num_value_heads") is None:
+        return ["mamba" if kind in ("linear", "conv") else kind for kind in kinds]
+    return kinds
+
+
 def _from_letters(key: str, letters: Any, layers: int | None = None) -> list[str]:
     """One kind a letter; a pattern shorter than ``layers`` repeats."""
     kinds = [_LETTERS.get(str(letter)) for letter in letters] if isinstance(letters, (str, list)) else []
@@ -102,6 +146,28 @@ def _periodic(config: ConfigView, layers: int) -> list[str] | None:
         return None
     offset = number(config, "attn_layer_offset", minimum=0) or 0
     return ["full" if index % period == offset else "mamba" for index in range(layers)]
+
+
+def _grouped(config: ConfigView, layers: int) -> list[str] | None:
+    """Ling and Ring: the last layer of each group is full, and so are those after the last whole group."""
+    group = number(config, "layer_group_size")
+    if group is None or config.model_type not in _LING:
+        return None
+    whole = layers // group * group
+    kinds = _one_full_in(group, "linear", layers)
+    return kinds[:whole] + ["full"] * (layers - whole)
+
+
+def _sparse(config: ConfigView, layers: int) -> list[str] | None:
+    """MiniMax-M3: a flag for each layer that has an index, every layer where there are no flags."""
+    if not has_index(config):
+        return None
+    flags = config.get("sparse_attention_config.sparse_attention_freq", config.get("sparse_attention_freq"))
+    if flags is None:
+        return ["sparse"] * layers
+    if not isinstance(flags, list) or len(flags) < layers:
+        raise UnknownLayers(f"sparse_attention_freq does not name all {layers} layers")
+    return ["sparse" if flag else "full" for flag in flags[:layers]]
 
 
 def _linear(config: ConfigView, layers: int) -> list[str] | None:
@@ -121,7 +187,14 @@ def _linear(config: ConfigView, layers: int) -> list[str] | None:
 
 
 def _windowed(config: ConfigView, layers: int) -> list[str] | None:
-    """A sliding-window pattern: a number n (each n-th layer is full), letters, or MiMo's list of 0 and 1."""
+    """A sliding-window pattern: a number n (each n-th layer is full), letters, or MiMo's list of 0 and 1.
+
+    DFlash drafters have ``use_swa``: every layer slides.
+    """
+    if config.get("use_swa") is True:
+        return ["sliding"] * layers
+    if config.model_type in _CHUNKED:
+        return _one_full_in(4, "chunked", layers)
     flags = config.get("hybrid_layer_pattern")
     if isinstance(flags, list):
         return ["sliding" if flag == 1 else "full" for flag in flags[:layers]]

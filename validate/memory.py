@@ -6,8 +6,9 @@ total and the answer. Formulas (bytes, context and batch as asked):
 - weights: the weight files' tensors;
 - caches and states: `draftpair.validate.kvcache`;
 - drafter: its weights and its own caches at the same context;
-- verify block of K rows: K x batch x (vocabulary + hidden) x 2 for logits and tapped hidden states, plus one
-  copy of the target's recurrent state, which is what a rejected draft is rolled back to;
+- verify block of K rows: K x batch x (vocabulary + taps x hidden) x 2 for logits and the hidden states of the
+  layers that the drafter reads (one, for most), plus one copy of the target's recurrent state, which is what a
+  rejected draft is rolled back to;
 - activation: 2 x batch x min(context, 512) x (hidden + intermediate) x 2, plus batch x vocabulary x 2 for one
   row of logits (the factor 2 in front can be set with ``MLXCEL_ACTIVATION_MULT``);
 - overhead of the allocator: 0.20 x (weights + caches + states + drafter); ``MLXCEL_HEADROOM_FACTOR``
@@ -28,8 +29,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from draftpair.checkpoint import ConfigView
-from draftpair.errors import Usage
-from draftpair.validate.geometry import Geometry, Unlikely, geometry
+from draftpair.errors import Refused, Usage
+from draftpair.validate.geometry import Geometry, geometry
 from draftpair.validate.kvcache import CacheSize
 
 ACTIVATION_ROWS = 512
@@ -42,11 +43,12 @@ _UNSET = frozenset({"", "0", "none"})
 
 @dataclass(frozen=True)
 class DrafterMemory:
-    """A drafter beside the target: its weights (for an embedded head: the head's), caches and width K."""
+    """A drafter beside the target: its weights (for an embedded head: the head's), caches, width K and taps."""
 
     weights_bytes: int
     cache: CacheSize
     block_size: int
+    taps: int = 1
 
     @property
     def total_bytes(self) -> int | None:
@@ -105,7 +107,7 @@ def estimate_memory(
     drafter_bytes = drafter.total_bytes if drafter else 0
     resident = _total(weights_bytes, cache.kv_bytes, cache.state_bytes, drafter_bytes)
     sizes = _sizes(config)
-    verify = _verify_bytes(sizes, drafter.block_size, batch, cache.state_bytes) if drafter else 0
+    verify = _verify_bytes(sizes, drafter, batch, cache.state_bytes) if drafter else 0
     activation = _activation_bytes(sizes, context, batch, _factor(environ, "MLXCEL_ACTIVATION_MULT", 2.0))
     share = max(_factor(environ, "MLXCEL_HEADROOM_FACTOR", 1.20) - 1.0, 0.0)
     overhead = None if resident is None else round(share * resident)
@@ -180,16 +182,20 @@ def _mac_memory() -> int | None:
 
 
 def _sizes(config: ConfigView) -> Geometry | None:
+    """The sizes, None where one of them cannot be right: then nothing is estimated from them."""
     try:
         return geometry(config)
-    except Unlikely:
+    except Refused:
         return None
 
 
-def _verify_bytes(sizes: Geometry | None, rows: int, batch: int, state_bytes: int | None) -> int | None:
+def _verify_bytes(
+    sizes: Geometry | None, drafter: DrafterMemory, batch: int, state_bytes: int | None
+) -> int | None:
     if sizes is None or sizes.vocabulary is None or sizes.hidden is None or state_bytes is None:
         return None
-    return rows * batch * (sizes.vocabulary + sizes.hidden) * 2 + state_bytes
+    row = (sizes.vocabulary + drafter.taps * sizes.hidden) * 2
+    return drafter.block_size * batch * row + state_bytes
 
 
 def _activation_bytes(sizes: Geometry | None, context: int, batch: int, factor: float) -> int | None:

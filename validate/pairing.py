@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,6 +11,7 @@ from draftpair.checkpoint import Checkpoint
 from draftpair.errors import Refused, ToolError
 from draftpair.families import family_of_target
 from draftpair.families.drafters import DrafterMatch, find_drafter
+from draftpair.families.heads import HeadMatch
 from draftpair.families.record import Family
 from draftpair.families.rules import apply_rules
 from draftpair.findings import Finding, has_errors
@@ -18,6 +19,7 @@ from draftpair.validate.draft import Draft, find_draft
 from draftpair.validate.facts import pair_facts
 from draftpair.validate.questions import answers
 from draftpair.validate.selfcheck import check_drafter, check_target
+from draftpair.validate.target_values import check_target_values, trunk_values
 from draftpair.validate.verdict import PASSING, Verdict, grade
 from draftpair.validate.width import Width, block_width
 
@@ -74,7 +76,12 @@ def validate_pair(
     same = drafter.is_same_as(target)
     findings = [*_said_of("target", [*target.findings, *_target_findings(target, values)])]
     findings += _said_of("drafter", () if same else drafter.findings)
-    draft = find_draft(target, drafter, kind)
+    try:
+        draft = find_draft(target, drafter, kind)
+    except Refused as error:
+        draft = Finding(
+            "CONFIG-DIMENSION", "error", f"drafter: {error.message}", "config.json", hint=error.hint
+        )
     if isinstance(draft, Finding):
         return _verdict(target, drafter, None, [*findings, draft])
     own = _own_findings(draft, values)
@@ -125,12 +132,20 @@ def validated_pair(
 def _own_findings(draft: Draft, values: bool) -> list[Finding]:
     """What is wrong with what drafts, whatever its target."""
     if draft.head is not None:
-        return list(draft.head.findings)
+        return [*draft.head.findings, *(_head_values(draft.checkpoint, draft.head) if values else ())]
     if draft.is_model:
         rules = apply_rules(draft.checkpoint.config.raw, draft.family.name, "config", "config.json")
         return [*rules, *_said_of("drafter", check_target(draft.checkpoint, values))]
     match = DrafterMatch(draft.family, draft.config, draft.findings)
     return check_drafter(draft.checkpoint, match, values)
+
+
+def _head_values(checkpoint: Checkpoint, head: HeadMatch) -> Iterator[Finding]:
+    """What the values of a head in a whole checkpoint show; its trunk's are not the pair's business here."""
+    names = {tensor.name for tensor in head.tensors}
+    for finding in check_target_values(checkpoint, head):
+        if finding.rule.startswith("HEAD-") or finding.where in names:
+            yield finding
 
 
 def _verdict(
@@ -164,6 +179,7 @@ def _verdict(
         pair,
         facts or {},
         tuple(answers(facts, drafter)) if facts else (),
+        (target.bytes_fetched, drafter.bytes_fetched),
     )
 
 
@@ -185,4 +201,4 @@ def _target_findings(target: Checkpoint, values: bool) -> list[Finding]:
                 hint="give the target first, then the drafter",
             )
         ]
-    return check_target(target)
+    return [*check_target(target, values), *(trunk_values(target) if values else ())]

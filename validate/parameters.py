@@ -32,6 +32,8 @@ _BLOCK_SCALES = frozenset({"U8", "F8_E8M0", "F8_E4M3"})
 _PACKED_WORDS = frozenset({"U32", "I32"})
 _BYTES = frozenset({"U8", "I8"})
 _TABLES = frozenset({"BOOL", "I16", "U16", "I64", "U64"})
+# Tables of drafters, whatever integers they are stored as.
+_TABLE_NAMES = frozenset({"d2t", "t2d", "token_ordering"})
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,7 @@ def mlx_packing(
 def _elements(tensor: TensorInfo, tensors: Mapping[str, TensorInfo], config: ConfigView) -> int | None:
     """Parameters one tensor stands for: 0 for a side tensor, None when its packing cannot be told."""
     module, _, last = tensor.name.rpartition(".")
-    if _is_side(tensor.name, module, last, tensors) or tensor.dtype in _TABLES:
+    if _is_side(tensor.name, module, last, tensors) or tensor.dtype in _TABLES or last in _TABLE_NAMES:
         return 0
     if tensor.dtype in _PACKED_WORDS:
         return _unpacked_words(tensor, _scales_of(tensor.name, module, tensors), config, module)

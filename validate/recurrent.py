@@ -1,7 +1,8 @@
 """The state that recurrent layers keep for one sequence, whatever its length.
 
 Shapes are those that mlx-lm 0.32.2 allocates; the tests compare them with its caches. Each layer keeps the
-last ``kernel - 1`` inputs of its convolution and, except for a plain short convolution, a matrix state.
+last ``kernel - 1`` inputs of its convolution, where it has one, and a matrix state, except for a plain short
+convolution.
 """
 
 from __future__ import annotations
@@ -9,24 +10,27 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from draftpair.checkpoint import ConfigView
-from draftpair.validate.geometry import HIDDEN, number
+from draftpair.validate.geometry import HEAD_DIM, HEADS, HIDDEN, number
 
 
 @dataclass(frozen=True)
 class LayerState:
-    """Elements one layer keeps: ``activation`` in the model's dtype, ``float32`` in float32."""
+    """Elements one layer keeps: ``activation`` in the model's dtype, ``float32`` in float32, ``int64`` in int64."""
 
     activation: int
     float32: int = 0
+    int64: int = 0
 
     def nbytes(self, activation_bytes: int) -> int:
         """Bytes with activations of ``activation_bytes`` bytes."""
-        return self.activation * activation_bytes + self.float32 * 4
+        return self.activation * activation_bytes + self.float32 * 4 + self.int64 * 8
 
 
 def layer_state(config: ConfigView, kind: str) -> LayerState | None:
     """State of a ``linear``, ``mamba`` or ``conv`` layer; None when the config does not give its sizes."""
     if kind == "linear":
+        if config.get("layer_group_size") is not None:
+            return _ling(config)
         return _gated_delta(config) or _kimi_delta(config)
     if kind == "mamba":
         return _mamba2(config) or _mamba1(config)
@@ -74,8 +78,24 @@ def _kimi_delta(config: ConfigView) -> LayerState | None:
     return _state(kernel, _product(3, heads, dim), 0, _product(heads, dim, dim))
 
 
+def _ling(config: ConfigView) -> LayerState | None:
+    """Ling and Ring: lightning attention, state [H, D, D], in float32 where the rest is latent attention.
+
+    Version 3 has Kimi's delta attention instead, without sizes of its own.
+    """
+    heads, dim = number(config, *HEADS), number(config, *HEAD_DIM)
+    if "BailingMoeV3ForCausalLM" in (config.get("architectures") or ()):
+        kernel = number(config, "short_conv_kernel_size") or 4
+        return _state(kernel, _product(3, heads, dim), 0, _product(heads, dim, dim))
+    if config.get("kv_lora_rank") is not None:
+        return _state(1, 0, 0, _product(heads, dim, dim))
+    hidden = number(config, *HIDDEN)
+    own = hidden // heads if hidden and heads else None
+    return _state(1, 0, _product(heads, own, own), 0)
+
+
 def _mamba2(config: ConfigView) -> LayerState | None:
-    """Mamba 2: inner width plus both groups pass the convolution; state [heads, dim, state]."""
+    """Mamba 2: inner width plus both groups pass the convolution; state [heads, dim, state] in float32."""
     prefixed = config.get("mamba_num_heads") is not None or config.get("mamba_n_heads") is not None
     heads = number(config, "mamba_num_heads", "mamba_n_heads", *(() if prefixed else ("num_heads",)))
     dim = number(config, "mamba_head_dim", "mamba_d_head", *(() if prefixed else ("head_dim",)))
@@ -83,7 +103,7 @@ def _mamba2(config: ConfigView) -> LayerState | None:
     groups = _product(2, number(config, "n_groups", "mamba_n_groups"), size)
     inner = _product(heads, dim)
     width = inner + groups if inner is not None and groups is not None else None
-    return _state(number(config, "conv_kernel", "mamba_d_conv"), width, _product(inner, size), 0)
+    return _state(number(config, "conv_kernel", "mamba_d_conv"), width, 0, _product(inner, size))
 
 
 def _mamba1(config: ConfigView) -> LayerState | None:

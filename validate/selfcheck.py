@@ -10,12 +10,11 @@ import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from draftpair.checkpoint import PLAIN_DTYPES, Checkpoint, ConfigView, nonfinite_count
-from draftpair.checkpoint.dtypes import to_float32
+from draftpair.checkpoint import Checkpoint, ConfigView
 from draftpair.checkpoint.memo import per_checkpoint
-from draftpair.checkpoint.wording import printable, some
+from draftpair.checkpoint.wording import printable
 from draftpair.errors import Refused
-from draftpair.families import split_of_target
+from draftpair.families import family_of_target
 from draftpair.families.drafters import DrafterMatch, output_shapes
 from draftpair.families.record import Family, SplitFamily, TrunkSpec
 from draftpair.families.rules import apply_rules
@@ -24,9 +23,9 @@ from draftpair.families.views import own_checks
 from draftpair.findings import Finding, has_errors
 from draftpair.validate.inventory import Inventory, tensors_of
 from draftpair.validate.manifest import check_manifest
-from draftpair.validate.norms import check_norms
 from draftpair.validate.quantization import check_quantization, check_twins
 from draftpair.validate.taps import DECLARED_LAYERS, ids_problem
+from draftpair.validate.values import check_values
 
 _REWRITE = "write the drafter again with split-mtp"
 _FETCH = "download the drafter again, or compare config.json with the original repository's"
@@ -54,9 +53,9 @@ def check_drafter(checkpoint: Checkpoint, match: DrafterMatch, values: bool = Tr
 def check_target(checkpoint: Checkpoint, values: bool = True) -> tuple[Finding, ...]:
     """What is wrong with a target: with its quantization block, and where its record describes them its tensors.
 
-    Its head, if it has one, is not looked at here; no weight is read without ``values``.
+    Of its head, if it has one, nothing is looked at here; no weight is read without ``values``.
     """
-    family = split_of_target(checkpoint.config)
+    family = family_of_target(checkpoint.config)
     unreadable = [*check_quantization(checkpoint)]
     if unreadable or family is None or family.trunk is None:
         return tuple(unreadable)
@@ -123,8 +122,7 @@ def _check_drafter_tensors(
     yield from own_checks(family, checkpoint, config, values)
     yield from _forced_dtypes(checkpoint, family)
     if values:
-        yield from _vectors(checkpoint, family)
-        yield from check_norms(checkpoint, family)
+        yield from check_values(checkpoint, family, config)
 
 
 def _remedy(family: Family) -> str:
@@ -211,23 +209,3 @@ def _forced_dtypes(checkpoint: Checkpoint, family: Family) -> Iterator[Finding]:
                     found=tensor.dtype,
                     hint=_remedy(family),
                 )
-
-
-def _vectors(checkpoint: Checkpoint, family: Family) -> Iterator[Finding]:
-    """Norms and biases are small enough to be read: none may hold NaN, and no norm may be zero all over."""
-    bad = []
-    for tensor in checkpoint.tensors.values():
-        if len(tensor.shape) == 1 and tensor.dtype in PLAIN_DTYPES:
-            data = checkpoint.read(tensor)
-            is_norm = "norm" in tensor.name and not tensor.name.endswith("bias")
-            if nonfinite_count(data, tensor.dtype) or (is_norm and not to_float32(data, tensor.dtype).any()):
-                bad.append(tensor.name)
-    if bad:
-        yield Finding(
-            "DRAFTER-TENSOR-VALUES",
-            "error",
-            f"these vectors hold values that are not finite, or nothing but zeros: {some(bad)}",
-            where=bad[0],
-            found=len(bad),
-            hint=_remedy(family),
-        )

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from draftpair.checkpoint import Checkpoint
 from draftpair.errors import Refused
 from draftpair.families.drafters import find_drafter
-from draftpair.families.heads import declared_depth, find_head, recognised_head
+from draftpair.families.heads import HeadMatch, declared_depth, find_head, recognised_head
 from draftpair.families.models import is_model
 from draftpair.findings import Finding
 from draftpair.validate.selfcheck import check_drafter, check_target
+from draftpair.validate.target_values import check_target_values
 from draftpair.validate.verdict import Verdict, grade
 
 # Findings after which role, head and tensors cannot be judged.
@@ -22,14 +25,23 @@ def validate_one(checkpoint: Checkpoint, *, values: bool = True) -> Verdict:
 
     Without ``values`` no weight is read.
     """
-    findings = (*checkpoint.findings, *own_findings(checkpoint, values))
+    findings = (*checkpoint.findings, *_own_findings(checkpoint, values))
     inputs = {
         "target": checkpoint.source,
         "drafter": None,
         "target_revision": checkpoint.revision,
         "drafter_revision": None,
     }
-    return Verdict(grade(findings, "sound"), inputs, findings, None, {})
+    fetched = (checkpoint.bytes_fetched, None)
+    return Verdict(grade(findings, "sound"), inputs, findings, None, {}, fetched=fetched)
+
+
+def _own_findings(checkpoint: Checkpoint, values: bool) -> list[Finding]:
+    """`own_findings`; a config that lacks a size, so that nothing can be compared, is the only one then."""
+    try:
+        return own_findings(checkpoint, values)
+    except Refused as error:
+        return [Finding("CONFIG-DIMENSION", "error", error.message, "config.json", hint=error.hint)]
 
 
 def require_runnable(target: Checkpoint) -> None:
@@ -51,7 +63,7 @@ def own_findings(checkpoint: Checkpoint, values: bool = True) -> list[Finding]:
     if any(finding.rule in _UNREADABLE and finding.level == "error" for finding in checkpoint.findings):
         return []  # whatever else were said would be a guess
     if head := find_head(checkpoint):
-        return [*check_target(checkpoint, values), *head.findings]
+        return [*check_target(checkpoint, values), *head.findings, *_target_values(checkpoint, head, values)]
     if role_of(checkpoint) == "unknown" and recognised_head(checkpoint) is None:
         return [
             Finding(
@@ -63,7 +75,15 @@ def own_findings(checkpoint: Checkpoint, values: bool = True) -> list[Finding]:
                 hint="`draftpair families` lists the drafters that draftpair knows",
             )
         ]
-    return [*check_target(checkpoint, values), *_absent_head(checkpoint)]
+    return [
+        *check_target(checkpoint, values),
+        *_absent_head(checkpoint),
+        *_target_values(checkpoint, None, values),
+    ]
+
+
+def _target_values(checkpoint: Checkpoint, head: HeadMatch | None, values: bool) -> Iterable[Finding]:
+    return check_target_values(checkpoint, head) if values else ()
 
 
 def _absent_head(checkpoint: Checkpoint) -> list[Finding]:

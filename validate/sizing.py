@@ -26,6 +26,7 @@ _VISION = frozenset(
 _EMBEDDING = frozenset(
     {
         "embed_tokens", "embed_tokens_per_layer", "tok_embeddings", "word_embeddings", "wte", "lm_head",
+        "markov_head", "predecessor_codebook", "successor_codebook", "masked_embedding", "d2t", "t2d",
     }
 )
 # fmt: on
@@ -42,7 +43,7 @@ _EXPERTS = frozenset({"experts", "switch_mlp", "switch_glu"})
 _ATTENTION = frozenset(
     {
         "self_attn", "attn", "attention", "self_attention", "cross_attn", "linear_attn", "mamba", "conv",
-        "short_conv", "temporal_block", "time_mix", "indexer",
+        "short_conv", "temporal_block", "time_mix", "indexer", "attention_conv",
     }
 )
 # fmt: on
@@ -51,7 +52,7 @@ _MLP = frozenset(
     {
         "mlp", "feed_forward", "ffn", "ff", "block_sparse_moe", "moe", "router", "shared_experts",
         "shared_expert", "shared_expert_gate", "shared_mlp", "up_proj", "down_proj", "gate_proj", "gate",
-        "fc1", "fc2",
+        "fc1", "fc2", "mlp_conv",
     }
 )
 # fmt: on
@@ -70,10 +71,12 @@ _LAYER = re.compile(r"(^|\.)(layers|blocks|h)\.\d+\.")
 def bytes_by_group(tensors: Iterable[TensorInfo], head: Collection[str] = ()) -> dict[str, int]:
     """Bytes in each of `GROUPS`; ``head`` names the tensors of the checkpoint's own MTP head.
 
-    ``embedding`` holds everything as wide as the vocabulary, so ``lm_head`` too; a head's own copies of
-    either are in ``head``. ``experts`` are the routed experts only: routers and shared experts, which run for
-    every token, are in ``mlp``. ``attention`` is any token mixer, recurrent ones included. Norms outside
-    those modules, projections between parts and audio towers are in ``other``.
+    ``embedding`` holds everything that has a row for each token of the vocabulary or chooses among them, so
+    ``lm_head`` too, and of drafters Markov heads, codebooks, clusters of tokens and tables of a smaller vocabulary;
+    a head's own copies are in ``head``. ``experts`` are the routed experts only: routers and shared experts, which
+    run for every token, are in ``mlp``. ``attention`` is any token mixer, recurrent ones included; convolutions of
+    draft layers are with the module they follow. Norms outside those modules, projections between parts (a drafter's
+    ``fc`` over the tapped states as well) and audio towers are in ``other``.
     """
     sums = dict.fromkeys(GROUPS, 0)
     names = frozenset(head)

@@ -24,7 +24,7 @@ def tap_facts(target: Checkpoint, draft: Draft) -> dict[str, Any]:
     """
     layers = number(target.config, *LAYERS, maximum=MOST)
     spec = draft.family.drafter.taps
-    declared = draft.config.get(DECLARED_LAYERS) if spec else None
+    declared = draft.config.get(DECLARED_LAYERS) if draft.family.head is None else None
     facts: dict[str, Any] = {
         "ids": None,
         "convention": spec.convention if spec else None,

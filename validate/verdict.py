@@ -13,7 +13,7 @@ PASSING = ("proven", "compatible")
 
 @dataclass(frozen=True)
 class Verdict:
-    """The outcome of a validation.
+    """The outcome of a validation. ``fetched`` are the bytes read from the Hub, of target and drafter.
 
     ``name`` is sound, doubtful, unsafe or unknown for one checkpoint, and proven, compatible, doubtful, unsafe
     or unknown for a pair. ``pair``, ``facts`` and ``questions`` are as the report has them; None and empty for one
@@ -26,6 +26,7 @@ class Verdict:
     pair: dict[str, Any] | None
     facts: dict[str, Any]
     questions: tuple[dict[str, str], ...] = ()
+    fetched: tuple[int | None, int | None] = (None, None)
 
     def body(self) -> dict[str, Any]:
         """What ``draftpair validate`` reports, errors first."""
@@ -35,6 +36,7 @@ class Verdict:
             "findings": [finding.as_dict() for finding in by_severity(self.findings)],
             "facts": self.facts,
             "questions": list(self.questions),
+            "fetched_bytes": dict(zip(("target", "drafter"), self.fetched, strict=True)),
         }
 
 

@@ -15,14 +15,20 @@ from draftpair.validate.geometry import VOCABULARY, number
 
 VocabularyRelation = Literal["equal", "padded", "different", "unknown"]
 
-_EMBEDDING = (
-    "embed_tokens.weight", "wte.weight", "word_embeddings.weight", "tok_embeddings.weight", "llm.embed.weight",
-    "backbone.embeddings.weight",
-)  # fmt: skip
-_HEAD = ("lm_head.weight", "embed_out.weight", "llm.unembed.weight")
-# DeepSeek V4 calls its matrices so; below a prefix the names would be others'.
-_BARE_EMBEDDING, _BARE_HEAD = "embed.weight", "head.weight"
+_NAMES = {
+    "embedding": (
+        "embed_tokens", "wte", "word_embeddings", "tok_embeddings", "embed_in", "embeddings", "embed",
+    ),
+    "head": ("lm_head", "embed_out", "output", "unembed", "head"),
+}  # fmt: skip
+# Parts of names below which a matrix is another's: a layer's, a head's, an encoder's.
+_ELSEWHERE = frozenset(
+    {"layers", "blocks", "h", "mtp", "visual", "vision_tower", "vision_model", "audio_tower"}
+)
+ROLES = tuple(_NAMES)
 _REDUCED = "draft_vocab_size"
+# Matrices are padded to a multiple of 64, 128, 256 or 1,024 rows.
+_MOST_PADDING = 1024
 
 
 @dataclass(frozen=True)
@@ -71,40 +77,56 @@ def vocabulary_sizes(
     )
 
 
-@per_checkpoint
 def embedding_of(checkpoint: Checkpoint) -> TensorInfo | None:
-    """The matrix of token embeddings, None when there is none; of several the one outside the layers."""
-    return _matrix(checkpoint.tensors, _EMBEDDING) or checkpoint.tensors.get(_BARE_EMBEDDING)
+    """The matrix of token embeddings, None when there is none."""
+    name = find_matrix(checkpoint, "embedding")
+    return _stored_under(checkpoint, name) if name else None
 
 
-@per_checkpoint
 def output_head_of(checkpoint: Checkpoint) -> TensorInfo | None:
     """The output matrix over the vocabulary, None when there is none: then it is the embedding, or not here."""
-    return _matrix(checkpoint.tensors, _HEAD) or checkpoint.tensors.get(_BARE_HEAD)
+    name = find_matrix(checkpoint, "head")
+    return _stored_under(checkpoint, name) if name else None
+
+
+def _stored_under(checkpoint: Checkpoint, name: str) -> TensorInfo:
+    """The tensor itself, or the packed words that stand for it; packing keeps the rows."""
+    return checkpoint.tensors.get(name) or checkpoint.tensors[f"{name}_packed"]
+
+
+@per_checkpoint
+def find_matrix(checkpoint: Checkpoint, role: str) -> str | None:
+    """The name of the ``embedding`` or output ``head`` outside of all layers, the shortest of several; None without."""
+    modules = _NAMES[role]
+    # Of thousands of names few end so: only these are taken apart.
+    endings = tuple(f"{module}.weight{packed}" for module in modules for packed in ("", "_packed"))
+    names = [
+        name
+        for full, tensor in checkpoint.tensors.items()
+        if full.endswith(endings)
+        and len(tensor.shape) == 2
+        and _is_called(name := full.removesuffix("_packed"), modules)
+    ]
+    return min(names, key=lambda name: (len(name), name), default=None)
+
+
+def _is_called(name: str, modules: tuple[str, ...]) -> bool:
+    *path, module, _ = name.split(".")
+    return module in modules and _ELSEWHERE.isdisjoint(path)
 
 
 def vocabulary_relation(target: VocabularySizes, drafter: VocabularySizes) -> VocabularyRelation:
     """``equal`` widths; ``padded`` if they differ and both hold every id of both tokenizers; ``different``.
 
-    Without any tokenizer a difference cannot be shown to be padding, so it is ``different``.
-    ``unknown`` when a side has no width at all.
+    Without any tokenizer a difference cannot be shown to be padding, so it is ``different``; so is one that no padding
+    explains where a side has no tokenizer. ``unknown`` when a side has no width at all.
     """
     if target.rows is None or drafter.rows is None:
         return "unknown"
     if target.rows == drafter.rows:
         return "equal"
+    smaller, larger = sorted((target.rows, drafter.rows))
     needed = max(target.tokenizer or 0, drafter.tokenizer or 0)
-    return "padded" if 0 < needed <= min(target.rows, drafter.rows) else "different"
-
-
-def _matrix(tensors: dict[str, TensorInfo], endings: tuple[str, ...]) -> TensorInfo | None:
-    """The tensor of the shortest matching name that is no layer's and no head's; packing keeps the rows."""
-    names = [
-        name
-        for name in tensors
-        if name.endswith(endings)
-        and (name in endings or name.endswith(tuple(f".{ending}" for ending in endings)))
-        and not {"layers", "mtp"}.intersection(name.split("."))
-        and len(tensors[name].shape) >= 2
-    ]
-    return tensors[min(names, key=lambda name: (len(name), name))] if names else None
+    told = None not in (target.tokenizer, drafter.tokenizer)
+    likely = larger - smaller <= min(_MOST_PADDING, smaller // 8)
+    return "padded" if 0 < needed <= smaller and (told or likely) else "different"

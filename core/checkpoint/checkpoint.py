@@ -58,6 +58,11 @@ class Checkpoint:
         return sum(tensor.nbytes for tensor in self.tensors.values())
 
     @property
+    def bytes_fetched(self) -> int | None:
+        """Bytes that came from the Hub so far, to open the checkpoint and to look at it; None for a folder."""
+        return self.storage.bytes_fetched
+
+    @property
     def root(self) -> Path:
         """The folder that holds the files; ToolError when they are read from the Hub."""
         return self.require_folder("this command")

@@ -40,6 +40,10 @@ class Storage(Protocol):
     def hub_name(self) -> HubName | None:
         """What was asked of the Hub when files are read from there, else None."""
 
+    @property
+    def bytes_fetched(self) -> int | None:
+        """Bytes of files that came over the network so far; None for files on this machine."""
+
     def names(self) -> list[str]:
         """The plain files there are, sorted; links are followed."""
 
@@ -87,6 +91,10 @@ class Folder:
 
     @property
     def hub_name(self) -> None:
+        return None
+
+    @property
+    def bytes_fetched(self) -> None:
         return None
 
     def names(self) -> list[str]:

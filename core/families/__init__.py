@@ -26,7 +26,7 @@ else:
 
 __all__ = [
     "Family", "Record", "SplitFamily", "TensorRule", "family", "family_names", "family_of_target", "load_families",
-    "load_records", "load_splits", "read_record", "record_text", "split_family", "split_of_target",
+    "load_records", "load_splits", "read_record", "record_text", "split_family",
 ]  # fmt: skip
 
 
@@ -103,17 +103,11 @@ def load_splits() -> dict[str, SplitFamily]:
     return {name: record for name, record in load_records().items() if isinstance(record, SplitFamily)}
 
 
-def family_of_target(config: ConfigView, prefer: Family | None = None) -> Family | None:
-    """A family whose targets have the ``model_type`` of this config, None when there is none.
+def family_of_target(config: ConfigView, prefer: Family | None = None) -> SplitFamily | None:
+    """A family whose heads belong to targets with the ``model_type`` of this config, None when there is none.
 
-    Several families of drafters may serve one target. ``prefer`` is the one that a drafter or a head at hand
-    belongs to; without it, or when it does not serve the target, the first stands for all: of those that are cut out
-    of their targets, then of the others, by name.
+    Several families of heads may serve one target. ``prefer`` is the one that a drafter or a head at hand belongs to;
+    without it, or when it is no head or does not serve the target, the first by name stands for all.
     """
-    serving = [f for f in (*load_splits().values(), *load_families().values()) if f.serves(config)]
-    return prefer if prefer in serving else next(iter(serving), None)
-
-
-def split_of_target(config: ConfigView) -> SplitFamily | None:
-    """The first family by name that is cut out of targets of this config's ``model_type``, None when there is none."""
-    return next((family for family in load_splits().values() if family.serves(config)), None)
+    serving = [family for family in load_splits().values() if family.serves(config)]
+    return next((family for family in serving if family is prefer), next(iter(serving), None))

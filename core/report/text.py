@@ -139,9 +139,8 @@ def validate_text(report: Mapping[str, Any]) -> Iterator[str]:
     yield f"{report['verdict']}: {_VERDICTS[report['verdict']]}"
     pair = report["pair"]
     if pair:
-        yield _row(
-            "target", f"{report['inputs']['target']} ({pair['target_family'] or 'no record of this family'})"
-        )
+        kind = pair["target_family"] or report["facts"].get("target", {}).get("model_type")
+        yield _row("target", f"{report['inputs']['target']} ({kind or 'no record of this family'})")
         yield _row(
             "drafter",
             f"{report['inputs']['drafter']} ({pair['drafter_family'] or 'no record of this family'})",
@@ -150,6 +149,9 @@ def validate_text(report: Mapping[str, Any]) -> Iterator[str]:
             yield _row("draft kind", pair["kind"])
         if pair["block_size"]:
             yield _row("block width", f"{pair['block_size']} ({pair['block_size_from']})")
+    for side, size in report["fetched_bytes"].items():
+        if size is not None:
+            yield _row("read", f"{bytes_text(size)} of the {side} from the Hub")
     yield from findings_text(report["findings"])
     if report["questions"]:
         yield "before loading it, ask"

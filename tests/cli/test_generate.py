@@ -97,7 +97,8 @@ def test_a_damaged_target_does_not_run(folders: Folders, capsys: pytest.CaptureF
 @pytest.mark.parametrize(
     ("extra", "code", "text"),
     [
-        (["--draft-kind", "dflash"], 2, "known kinds: mtp"),
+        (["--draft-kind", "dflash"], 2, "the drafter is of kind 'mtp'"),
+        (["--draft-kind", "medusa"], 2, "known kinds: dflash"),
         (["--draft-block-size", "1"], 2, "2 to 16"),
         (["--temp", "-1"], 2, "--temp"),
         (["--top-p", "1.5"], 2, "--top-p"),

@@ -22,7 +22,6 @@ from draftpair.families import (
     read_record,
     record_text,
     split_family,
-    split_of_target,
 )
 from draftpair.schemas import load_schema, schema_names
 
@@ -170,7 +169,7 @@ def test_an_unknown_family_is_refused_and_the_known_ones_named() -> None:
         family("nonesuch")
     assert "glm4_moe_lite_mtp" in str(error.value.hint)
     assert family_of_target(ConfigView({"model_type": "nonesuch"})) is None
-    assert split_of_target(ConfigView({"model_type": "laguna"})) is None
+    assert family_of_target(ConfigView({"model_type": "laguna"})) is None
     assert family_of_target(ConfigView({})) is None
     known = family("glm4_moe_lite_mtp")
     target = ConfigView({"model_type": "glm4_moe_lite"})

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from draftpair.checkpoint import ConfigView
-from draftpair.validate.layers import layer_kinds
+from draftpair.validate.layers import layer_count, layer_kinds
 
 CASES: dict[str, tuple[dict[str, Any], str]] = {
     "nothing said": ({}, "full full full full full full"),
@@ -39,6 +39,24 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "a family's default pattern": ({"model_type": "gpt_oss"}, "sliding full sliding full sliding full"),
     "flags": ({"hybrid_layer_pattern": [0, 1, 1, 0, 1, 1]}, "full sliding sliding full sliding sliding"),
+    "a window that a drafter switches on": (
+        {"model_type": "qwen3", "use_swa": True},
+        " ".join(["sliding"] * 6),
+    ),
+    "groups, and full layers after the last whole one": (
+        {"model_type": "bailing_hybrid", "layer_group_size": 4},
+        "linear linear linear full full full",
+    ),
+    "chunks": ({"model_type": "llama4_text"}, "chunked chunked chunked full chunked chunked"),
+    "an index in some layers": (
+        {"sparse_attention_config": {"sparse_attention_freq": [0, 1, 1, 0, 0, 1]}},
+        "full sparse sparse full full sparse",
+    ),
+    "an index in all layers": ({"index_block_size": 64}, " ".join(["sparse"] * 6)),
+    "linear attention that is Mamba": (
+        {"mamba_num_heads": 2, "layer_types": ["linear_attention", "moe", "full_attention"] * 2},
+        "mamba none full mamba none full",
+    ),
     "mamba alone": ({"model_type": "mamba2"}, "mamba mamba mamba mamba mamba mamba"),
     "both in one layer": ({"model_type": "falcon_h1", "mamba_d_state": 8}, " ".join(["mamba+full"] * 6)),
 }
@@ -59,3 +77,17 @@ def test_an_interval_beyond_the_last_layer_costs_nothing(key: str) -> None:
     kinds = layer_kinds(ConfigView({key: 2**31}), 3)
     assert len(kinds) == 3
     assert "full" not in kinds
+
+
+@pytest.mark.parametrize(
+    ("config", "stated", "count"),
+    [
+        ({}, 7, 7),
+        ({}, None, None),
+        ({"hybrid_override_pattern": "M*E"}, None, 3),
+        ({"layers_block_type": ["mamba", "moe"]}, None, 2),
+        ({"model_type": "longcat_flash", "num_layers": 3}, 6, 3),
+    ],
+)
+def test_how_many_layers(config: dict[str, Any], stated: int | None, count: int | None) -> None:
+    assert layer_count(ConfigView(config), stated) == count

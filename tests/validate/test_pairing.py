@@ -49,7 +49,7 @@ def test_the_very_source_is_proven(folders: Folders, drafter: str) -> None:
 def test_without_a_manifest_nothing_is_proven(folders: Folders) -> None:
     (folders.drafter / "draftpair-manifest.json").unlink()
     verdict, rules = verdict_of(folders, target="raw")
-    assert (verdict, rules) == ("compatible", {"PAIR-NO-PROVENANCE": "note"})
+    assert (verdict, rules) == ("compatible", {"PAIR-NO-PROVENANCE": "note", "PAIR-COPY": "note"})
 
 
 def test_other_weights_of_the_same_shape_are_doubtful(folders: Folders) -> None:

@@ -70,12 +70,25 @@ def test_a_side_is_consistent_when_its_figures_agree(sizes: VocabularySizes, con
     [
         (sizes(128, 120), sizes(128, 120), "equal"),
         (sizes(160, 120), sizes(128, 120), "padded"),
-        (sizes(160, 120), sizes(128), "padded"),
+        (sizes(160, 120), sizes(144), "padded"),
+        (sizes(160, 120), sizes(128), "different"),
+        (sizes(152_064, 151_669), sizes(151_936), "padded"),
+        (sizes(154_880, 151_329), sizes(151_552), "different"),
         (sizes(160, 130), sizes(128, 120), "different"),
         (sizes(160), sizes(128), "different"),
         (sizes(None, 120), sizes(128, 120), "unknown"),
     ],
-    ids=["equal", "padded rows", "one tokenizer", "ids beyond the rows", "no tokenizer", "no width"],
+    ids=[
+        "equal",
+        "padded rows",
+        "one tokenizer",
+        "too much",
+        "Qwen3",
+        "GLM-4.5 and 4.7",
+        "ids beyond the rows",
+        "no tokenizer",
+        "no width",
+    ],
 )
 def test_relation(target: VocabularySizes, drafter: VocabularySizes, relation: str) -> None:
     assert vocabulary_relation(target, drafter) == relation

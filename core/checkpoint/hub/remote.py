@@ -81,6 +81,7 @@ class Repository:
         self._locations: dict[str, tuple[str, str | None]] = {}
         self._whole: dict[str, bytes] = {}
         self._shelf: Shelf | None = None
+        self._fetched = 0
         self._lock = Lock()
 
     @property
@@ -94,6 +95,11 @@ class Repository:
     @property
     def hub_name(self) -> HubName:
         return self._listing.name
+
+    @property
+    def bytes_fetched(self) -> int:
+        """Every byte that a server sent of a file, what was thrown away and what came twice included."""
+        return self._fetched
 
     @property
     def commit(self) -> str:
@@ -208,6 +214,8 @@ class Repository:
             self._check_identity(name, answer, known)
             left = end - begin
             for chunk in answer.chunks:
+                with self._lock:
+                    self._fetched += len(chunk)
                 wanted = chunk[surplus : surplus + left]
                 surplus -= min(surplus, len(chunk))
                 left -= len(wanted)

@@ -67,17 +67,16 @@ def derived(config: ConfigView, ids: str) -> ConfigView:
 
     ``reduced`` is 1 where the drafter's head has a vocabulary of its own, and ``whole`` the opposite.
     """
-    taps, vocabulary = config.get(ids), config.get("vocab_size")
+    vocabulary = config.get("vocab_size")
     own = config.get("draft_vocab_size", vocabulary)
-    values: dict[str, Any] = {"taps": len(taps) if isinstance(taps, list) else 0}
-    values |= {"reduced": int(own != vocabulary), "whole": int(own == vocabulary)}
+    values: dict[str, Any] = {"reduced": int(own != vocabulary), "whole": int(own == vocabulary)}
     places: dict[str, str] = {}
     for key, other in (("draft_vocab_size", "vocab_size"), ("target_hidden_size", "hidden_size")):
         if config.get(key) is None and config.get(other) is not None:
             values[key], places[key] = config.get(other), config.where(other) or ""
     stated = "draft_vocab_size" if config.get("draft_vocab_size") is not None else "vocab_size"
     places |= dict.fromkeys(("reduced", "whole"), config.where(stated) or "")
-    return config.having(values, where=places)
+    return counted(config.having(values, where=places), ids)
 
 
 def counted(config: ConfigView, ids: str) -> ConfigView:
@@ -103,12 +102,17 @@ def check_numbers(config: ConfigView) -> Iterator[Finding]:
             expected=size,
             found=own,
         )
-    if whole(wide := config.get("target_hidden_size")) and wide != config.get("hidden_size"):
+
+
+def check_width(checkpoint: Checkpoint, config: ConfigView) -> Iterator[Finding]:
+    """A drafter without an embedding of its own is as wide as its target, whose embedding it reads."""
+    wide, hidden = config.get("target_hidden_size"), config.get("hidden_size")
+    if whole(wide) and wide != hidden and "embed_tokens.weight" not in checkpoint.tensors:
         yield problem(
             "CONFIG-TARGET-HIDDEN",
-            f"the drafter is {config.get('hidden_size')} wide and reads an embedding {wide} wide, the target's",
+            f"the drafter is {hidden} wide and has no embedding; the target's, which it would read, is {wide} wide",
             config.where("target_hidden_size"),
-            expected=config.get("hidden_size"),
+            expected=hidden,
             found=wide,
         )
 
