@@ -26,7 +26,8 @@ def choose_block_size(family: SplitFamily, depth: int, asked: int | None) -> Blo
         if problem := _problem(asked, spec):
             raise Usage(f"--block-size ({asked}) {problem}")
         return BlockSize(asked, "--block-size")
-    default = BlockSize(depth + spec.depth_plus, f"{depth} head layer(s) + {spec.depth_plus}")
+    more = spec.depth_plus or 0
+    default = BlockSize(depth + more, f"{depth} head layer(s) + {more}")
     if problem := _problem(default.value, spec):
         raise Refused(
             f"the default block size {default.value} ({default.origin}) {problem}",

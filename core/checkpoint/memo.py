@@ -7,30 +7,30 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import wraps
-from typing import Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, TypeVar, cast
 from weakref import WeakKeyDictionary
 
 from draftpair.checkpoint.checkpoint import Checkpoint
 
-Rest = ParamSpec("Rest")
-Found = TypeVar("Found")
+if TYPE_CHECKING:
+    from collections.abc import Hashable
+
+Function = TypeVar("Function", bound=Callable[..., object])
 
 
-def per_checkpoint(
-    function: Callable[Concatenate[Checkpoint, Rest], Found],
-) -> Callable[Concatenate[Checkpoint, Rest], Found]:
+def per_checkpoint(function: Function) -> Function:
     """A function of a checkpoint, and of hashable values, that is carried out once for each.
 
     Its result must not be changed by who gets it. An error is not remembered.
     """
-    known: WeakKeyDictionary[Checkpoint, dict[object, Found]] = WeakKeyDictionary()
+    known: WeakKeyDictionary[Checkpoint, dict[Hashable, object]] = WeakKeyDictionary()
 
     @wraps(function)
-    def remembered(checkpoint: Checkpoint, *args: Rest.args, **kwargs: Rest.kwargs) -> Found:
+    def remembered(checkpoint: Checkpoint, *args: Hashable, **kwargs: Hashable) -> object:
         results = known.setdefault(checkpoint, {})
         key = (args, *sorted(kwargs.items()))
         if key not in results:
             results[key] = function(checkpoint, *args, **kwargs)
         return results[key]
 
-    return remembered
+    return cast("Function", remembered)

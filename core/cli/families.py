@@ -34,5 +34,5 @@ def command(as_json: bool) -> None:
 
 def _text(report: Mapping[str, Any]) -> Iterator[str]:
     for row in report["families"]:
-        targets = ", ".join(row["targets"])
-        yield f"{row['family']:<22}{row['kind']:<8}{row['maturity']:<14}targets: {targets}"
+        targets = ", ".join(row["targets"]) or "any"
+        yield f"{row['family']:<26}{row['kind']:<12}{row['maturity']:<14}targets: {targets}"

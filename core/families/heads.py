@@ -293,7 +293,7 @@ def wanted(rule: TensorRule, family: Family, config: ConfigView) -> bool:
     )
 
 
-def source_names(rule: TensorRule, family: SplitFamily, config: ConfigView) -> tuple[str, ...]:
+def source_names(rule: TensorRule, family: Family, config: ConfigView) -> tuple[str, ...]:
     """The names a rule stands for, below the prefix: those of its sources, or one an expert."""
     if rule.repeat is None:
         return tuple(source.name for source in rule.sources)

@@ -396,9 +396,11 @@ def _drafter(drafter: Mapping[str, Any]) -> DrafterSpec:
     lists = (
         "plain_model_types", "architectures", "config_markers", "speculators", "config_edits", "markers", "borrows",
     )  # fmt: skip
+    words = ("model_type", "view", "depth", "position", "verification")
+    read: dict[str, Any] = {key: tuple(drafter.get(key, ())) for key in lists}
+    read |= {key: drafter.get(key) for key in words}
     return DrafterSpec(
-        **{key: tuple(drafter.get(key, ())) for key in lists},
-        **{key: drafter.get(key) for key in ("model_type", "view", "depth", "position", "verification")},
+        **read,
         block_prefix=drafter["block_prefix"],
         text_defaults=drafter.get("text_defaults", {}),
         hidden=drafter.get("hidden", "hidden_size"),
