@@ -76,12 +76,11 @@ def schema_by_id(identifier: str) -> dict[str, Any]:
     return {load_schema(name)["$id"]: load_schema(name) for name in schema_names()}[identifier]
 
 
-@cache
-def referred(reference: str) -> Validator:
-    """A validator of the part of our schemas that a reference such as ``urn:...:1.0#/allOf/3`` names."""
+def validator(part: Mapping[str, Any], schema: Mapping[str, Any]) -> Validator:
+    """A validator of a part of one of our schemas by itself, to be kept: it takes longer to make than to apply."""
     from jsonschema import Draft202012Validator
 
-    return Draft202012Validator({"$ref": reference}, registry=_registry())
+    return Draft202012Validator({**part, "$defs": schema.get("$defs", {})}, registry=_registry())
 
 
 @lru_cache(maxsize=1)

@@ -20,7 +20,7 @@ from draftpair.checkpoint.wording import printable
 from draftpair.errors import ToolError, Usage
 
 KEYS = ("target", "drafter", "draft_kind", "draft_block_size")
-_OPEN = 16
+_OPEN = 64
 _CHUNK = 16
 _LONGEST_LINE = 1 << 16
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from draftpair.checkpoint import Checkpoint, ConfigView
+from draftpair.checkpoint.memo import per_checkpoint
 from draftpair.families import family_of_target
 from draftpair.families.record import Family
 from draftpair.schemas import load_schema
@@ -136,8 +137,19 @@ def _side(checkpoint: Checkpoint, family: Family | None) -> dict[str, Any]:
         "family": family.name if family else None,
         "model_type": checkpoint.config.model_type,
         "quantization": checkpoint.config.quantization,
-        "dtypes": dict(Counter(tensor.dtype for tensor in checkpoint.tensors.values())),
+        "dtypes": dict(_dtypes(checkpoint)[0]),
     }
+
+
+@per_checkpoint
+def _dtypes(checkpoint: Checkpoint) -> tuple[Counter[str], str | None]:
+    """How many tensors have each dtype; and the one that most of the plain numbers have, None without any."""
+    tensors, numbers = Counter[str](), Counter[str]()
+    for tensor in checkpoint.tensors.values():
+        tensors[tensor.dtype] += 1
+        if tensor.dtype in _PLAIN:
+            numbers[tensor.dtype] += tensor.end - tensor.begin
+    return tensors, numbers.most_common(1)[0][0] if numbers else None
 
 
 def _family(target: Checkpoint, family: Family) -> dict[str, Any]:
@@ -274,19 +286,11 @@ def _keys(family: Family, product: str) -> Iterator[str]:
 
 def _dtype(target: Checkpoint, drafter: Checkpoint) -> dict[str, Any]:
     """The type that most of each side's plain numbers have; what overflows in one may be a number in the other."""
-    mine, theirs = _main_dtype(target), _main_dtype(drafter)
+    mine, theirs = _dtypes(target)[1], _dtypes(drafter)[1]
     relation = "compatible"
     if {mine, theirs} == {"F16", "BF16"}:
         relation = "drafter in float16" if theirs == "F16" else "target in float16"
     return {"target": mine, "drafter": theirs, "relation": relation}
-
-
-def _main_dtype(checkpoint: Checkpoint) -> str | None:
-    sizes: Counter[str] = Counter()
-    for tensor in checkpoint.tensors.values():
-        if tensor.dtype in _PLAIN:
-            sizes[tensor.dtype] += tensor.nbytes
-    return sizes.most_common(1)[0][0] if sizes else None
 
 
 def _special_ids(target: Checkpoint, drafter: Checkpoint) -> dict[str, Any]:

@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from draftpair.checkpoint import Checkpoint
+from draftpair.checkpoint.memo import per_checkpoint
 from draftpair.errors import Refused, ToolError
 from draftpair.families import family_of_target
-from draftpair.families.drafters import DrafterMatch, find_drafter
+from draftpair.families.drafters import find_drafter
 from draftpair.families.heads import HeadMatch
 from draftpair.families.record import Family
 from draftpair.families.rules import apply_rules
@@ -136,8 +137,13 @@ def _own_findings(draft: Draft, values: bool) -> list[Finding]:
     if draft.is_model:
         rules = apply_rules(draft.checkpoint.config.raw, draft.family.name, "config", "config.json")
         return [*rules, *_said_of("drafter", check_target(draft.checkpoint, values))]
-    match = DrafterMatch(draft.family, draft.config, draft.findings)
-    return check_drafter(draft.checkpoint, match, values)
+    return list(_drafter_findings(draft.checkpoint, values))
+
+
+@per_checkpoint
+def _drafter_findings(drafter: Checkpoint, values: bool) -> tuple[Finding, ...]:
+    match = find_drafter(drafter)
+    return tuple(check_drafter(drafter, match, values)) if match else ()
 
 
 def _head_values(checkpoint: Checkpoint, head: HeadMatch) -> Iterator[Finding]:

@@ -20,12 +20,15 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from draftpair.checkpoint import ConfigView
 from draftpair.checkpoint.wording import printable
 from draftpair.findings import Finding
-from draftpair.schemas import load_schema, referred, schema_by_id
+from draftpair.schemas import load_schema, schema_by_id, validator
+
+if TYPE_CHECKING:
+    from jsonschema.protocols import Validator
 
 _PLACEHOLDER = re.compile(r"\{(/[^{}]*)\}")
 
@@ -44,36 +47,38 @@ def apply_rules(
     """
     return [
         finding
-        for reference, note in _rules(family, part)
-        for finding in _apply(document, reference, note, file, config)
+        for rule, note in _rules(family, part)
+        for finding in _apply(document, rule, note, file, config)
     ]
 
 
 @cache
-def _rules(family: str, part: str) -> tuple[tuple[str, dict[str, Any]], ...]:
-    """The reference and the annotation of each rule; a family's own stands for a common one with its id."""
+def _rules(family: str, part: str) -> tuple[tuple[Validator, dict[str, Any]], ...]:
+    """A validator and the annotation of each rule; a family's own stands for a common one with its id."""
     schema = load_schema(f"families/{family}")
-    here = f"{schema['$id']}#/$defs/{part}/allOf"
-    own: dict[str, tuple[str, dict[str, Any]]] = {}
-    common: dict[str, tuple[str, dict[str, Any]]] = {}
-    for place, rule in enumerate(schema["$defs"][part]["allOf"]):
+    rules: dict[str, tuple[Validator, dict[str, Any]]] = {}
+    for rule in schema["$defs"][part]["allOf"]:
         if "rule" in rule:
-            own[rule["rule"]["id"]] = (f"{here}/{place}", rule["rule"])
-            continue
-        shared = schema_by_id(rule["$ref"])
-        for number, other in enumerate(shared["allOf"]):
-            common[other["rule"]["id"]] = (f"{shared['$id']}#/allOf/{number}", other["rule"])
-    return tuple({**common, **own}.values())
+            rules[rule["rule"]["id"]] = (validator(rule, schema), rule["rule"])
+        else:
+            rules |= _common(rule["$ref"])
+    return tuple(rules.values())
+
+
+@cache
+def _common(identifier: str) -> dict[str, tuple[Validator, dict[str, Any]]]:
+    shared = schema_by_id(identifier)
+    return {rule["rule"]["id"]: (validator(rule, shared), rule["rule"]) for rule in shared["allOf"]}
 
 
 def _apply(
     document: Mapping[str, Any],
-    reference: str,
+    rule: Validator,
     note: Mapping[str, Any],
     file: str | None,
     config: ConfigView | None,
 ) -> Iterator[Finding]:
-    error = next(referred(reference).iter_errors(document), None)
+    error = next(rule.iter_errors(document), None)
     if error is None:
         return
     pointer = "/" + "/".join(str(step) for step in error.absolute_path)
