@@ -16,12 +16,13 @@ _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 _SPEED = re.compile(r"tok(?:en)?s?\s*(?:/|per)\s*s|speed-?\s?up|\d\s*x faster", re.IGNORECASE)
 
 
-def claim_facts(target: Checkpoint, drafter: Checkpoint, embedded: bool) -> dict[str, Any]:
+def claim_facts(target: Checkpoint, drafter: Checkpoint, proven: bool) -> dict[str, Any]:
     """The ``claim`` of the pair facts: ``same`` or ``other`` name, ``unknown`` where a side has none to compare.
 
-    ``none`` where the drafter names no target. ``from`` says where it does.
+    ``none`` where the drafter names no target, and where it is ``proven`` what it was made for: then no name is asked.
+    ``from`` says where the drafter names it.
     """
-    if embedded:
+    if proven:
         return {"relation": "none", "drafter": [], "target": [], "from": None}
     made_for, place = _made_for(drafter)
     names = sorted({*_own_names(target), *_card_models(target)})

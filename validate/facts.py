@@ -89,7 +89,7 @@ def pair_facts(
         "special_ids": _special_ids(target, drafter),
         "block_size": _block_size(draft, width),
         "provenance": proven,
-        "claim": claim_facts(target, drafter, draft.head is not None),
+        "claim": claim_facts(target, drafter, proven["relation"] in ("same", "derived")),
     }
 
 
