@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from draftpair.errors import Refused, Usage
-from draftpair.families.record import BlockSizeSpec, SplitFamily
+from draftpair.families.record import SplitFamily
+from draftpair.families.specs import BlockSizeSpec
 
 
 @dataclass(frozen=True)

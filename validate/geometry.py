@@ -13,7 +13,7 @@ from typing import Any
 from draftpair.checkpoint import ConfigView
 from draftpair.checkpoint.wording import printable
 from draftpair.errors import Refused
-from draftpair.families.record import MOST
+from draftpair.families.specs import MOST
 
 LAYERS = ("num_hidden_layers", "n_layers", "num_layers", "n_layer")
 HIDDEN = ("hidden_size", "d_model", "dim", "model_dim", "n_embd")

@@ -8,7 +8,7 @@ from typing import Any
 
 from draftpair.checkpoint import PLAIN_DTYPES, Checkpoint, TensorInfo
 from draftpair.checkpoint.wording import some
-from draftpair.families.record import TensorRule
+from draftpair.families.specs import TensorRule
 from draftpair.findings import Finding
 
 SHOWN = 5

@@ -6,7 +6,7 @@ from typing import Any
 
 from draftpair.checkpoint import Checkpoint, ConfigView
 from draftpair.errors import Refused
-from draftpair.families.record import MOST
+from draftpair.families.specs import MOST
 from draftpair.validate.draft import Draft
 from draftpair.validate.geometry import LAYERS, Unlikely, number
 from draftpair.validate.layers import UnknownLayers, layer_kinds

@@ -16,8 +16,9 @@ from draftpair.checkpoint.wording import printable
 from draftpair.errors import Refused
 from draftpair.families import family_of_target
 from draftpair.families.drafters import DrafterMatch, output_shapes
-from draftpair.families.record import Family, SplitFamily, TrunkSpec
+from draftpair.families.record import Family, SplitFamily
 from draftpair.families.rules import apply_rules
+from draftpair.families.specs import TrunkSpec
 from draftpair.families.trunk import stray_layers, trunk_shapes
 from draftpair.families.views import own_checks
 from draftpair.findings import Finding, has_errors

@@ -6,7 +6,7 @@ import itertools
 from typing import Any
 
 from draftpair.checkpoint import Checkpoint, ConfigView
-from draftpair.families.record import MOST, TapsSpec
+from draftpair.families.specs import MOST, TapsSpec
 from draftpair.validate.draft import Draft
 from draftpair.validate.geometry import LAYERS, number
 from draftpair.validate.tokenizer import special_ids

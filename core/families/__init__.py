@@ -16,7 +16,9 @@ from typing import Any
 
 from draftpair.checkpoint import ConfigView
 from draftpair.errors import ToolError, Usage
-from draftpair.families.record import Family, Record, SplitFamily, TensorRule, parse_record
+from draftpair.families.parse import parse_record
+from draftpair.families.record import Family, Record, SplitFamily
+from draftpair.families.specs import TensorRule
 from draftpair.schemas import check, load_schema
 
 if sys.version_info >= (3, 11):

@@ -9,7 +9,8 @@ from draftpair.checkpoint import Checkpoint, ConfigView, TensorInfo
 from draftpair.checkpoint.memo import per_checkpoint
 from draftpair.families import load_families
 from draftpair.families.heads import chosen, wanted
-from draftpair.families.record import Family, TensorRule
+from draftpair.families.record import Family
+from draftpair.families.specs import TensorRule
 from draftpair.families.views import canonical, of_layer
 from draftpair.findings import Finding, Level
 

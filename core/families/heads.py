@@ -7,17 +7,26 @@ there and not declared, are both findings.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 
 from draftpair.checkpoint import Checkpoint, ConfigView, TensorInfo
 from draftpair.checkpoint.memo import per_checkpoint
 from draftpair.checkpoint.stored import Stored, UnknownPacking, find_stored
-from draftpair.checkpoint.wording import some
 from draftpair.families import load_records, load_splits
+from draftpair.families.head_findings import (
+    as_written,
+    depth_findings,
+    flag_finding,
+    listed_tensors,
+    packed,
+    several,
+    shape_findings,
+)
 from draftpair.families.locate import Place, places
-from draftpair.families.record import Family, Record, SplitFamily, TensorRule
+from draftpair.families.record import Family, Record, SplitFamily
+from draftpair.families.specs import TensorRule
 from draftpair.findings import Finding, has_errors
 
 # Where heads of families without a record are known to live; only used to say that something is there.
@@ -169,25 +178,25 @@ def _match(checkpoint: Checkpoint, family: SplitFamily, found: list[Place]) -> H
     declared = family.head.declared_depth(config)
     prefix = place.prefixes[0]
     findings = [
-        *_several(found),
-        *_depth_findings(family, config, place),
-        *(_flag_finding(checkpoint.config, key, value) for key, value in flags.items()),
-        *_packed(prefix, outcome.unknown, checkpoint),
-        *_listed(
+        *several(found),
+        *depth_findings(family, config, place),
+        *(flag_finding(checkpoint.config, key, value) for key, value in flags.items()),
+        *packed(prefix, outcome.unknown, checkpoint),
+        *listed_tensors(
             "HEAD-TENSOR-MISSING",
             "the head lacks",
             outcome.missing,
             prefix,
             f"split from {family.target.source}",
         ),
-        *_listed(
+        *listed_tensors(
             "HEAD-TENSOR-UNEXPECTED",
             f"the {family.name} record does not know",
             unexpected,
             prefix,
             "a tensor that is not understood cannot be carried over; compare with the original repository",
         ),
-        *(f for m in outcome.matched for f in _shape_findings(m, family, config)),
+        *(f for m in outcome.matched for f in shape_findings(m.rule, m.sources, family, config)),
     ]
     return HeadMatch(
         checkpoint=checkpoint,
@@ -222,18 +231,6 @@ def _contradicted_flags(
     return contradicted
 
 
-def _flag_finding(config: ConfigView, key: str, value: bool) -> Finding:
-    return Finding(
-        "HEAD-CONFIG-FLAG",
-        "warning",
-        f"config.json says {key} {config.get(key)!r}; the tensors are those of {key} {value}",
-        where=config.where(key),
-        expected=value,
-        found=config.get(key),
-        hint="the tensors decide",
-    )
-
-
 def _scopes(family: SplitFamily, place: Place) -> Iterator[tuple[str, int, list[TensorRule]]]:
     """The rules of the head as a whole, then those of each of its layers: prefix, position, rules."""
     once = [rule for rule in family.rules if rule.per != "layer"]
@@ -259,7 +256,7 @@ def _match_scope(
         for rule in rules
     }
     stored: dict[str, Stored] = {}
-    for name in dict.fromkeys(name for listed in names.values() for name in listed):
+    for name in dict.fromkeys(name for group in names.values() for name in group):
         try:
             if here := find_stored(checkpoint.tensors, name, config):
                 stored[name] = here
@@ -270,7 +267,7 @@ def _match_scope(
     def fits(rule: TensorRule) -> bool:
         shapes = [family.resolve(source.shape, config) if source.shape else None for source in rule.sources]
         every = shapes if rule.repeat is None else shapes * len(names[rule])
-        written = _as_written(rule, family, config)
+        written = as_written(rule, family, config)
         return all(
             name not in stored or shape is None or stored[name].shape in (shape, *written)
             for name, shape in zip(names[rule], every, strict=True)
@@ -321,119 +318,3 @@ def chosen(
 
     taken = {id(rule) for found in questions.values() for rule in min(found.values(), key=distance)}
     return [rule for rule in rules if rule.choice is None or id(rule) in taken]
-
-
-def _shape_findings(matched: MatchedTensor, family: SplitFamily, config: ConfigView) -> Iterable[Finding]:
-    rule = matched.rule
-    shapes = (
-        [source.shape for source in rule.sources]
-        if rule.repeat is None
-        else [rule.shape] * len(matched.sources)
-    )
-    for stored, shape in zip(matched.sources, shapes, strict=True):
-        expected = family.resolve(shape, config) if shape else stored.shape
-        if stored.shape != expected and stored.shape not in _as_written(rule, family, config):
-            tensor = stored.tensors[0]
-            yield Finding(
-                "HEAD-TENSOR-SHAPE",
-                "error",
-                f"{tensor.name} in {tensor.file} has shape {list(stored.shape)}; config.json asks for "
-                f"{list(expected)} ({' x '.join(shape or ())})",
-                where=tensor.name,
-                expected=list(expected),
-                found=list(stored.shape),
-                hint="config.json and the tensors do not belong together",
-            )
-
-
-def _as_written(rule: TensorRule, family: SplitFamily, config: ConfigView) -> list[tuple[int, ...]]:
-    """The shape in which the drafter holds a tensor that is only copied: conversions store it so already."""
-    outputs = rule.outputs if rule.transform == "copy" else ()
-    return [family.resolve(output.shape, config) for output in outputs if output.shape]
-
-
-def _several(found: list[Place]) -> Iterable[Finding]:
-    """Two heads in one checkpoint: nothing says which is meant."""
-    if len(found) > 1:
-        prefixes = [place.prefixes[0] for place in found]
-        yield Finding(
-            "HEAD-SEVERAL",
-            "error",
-            f"the checkpoint holds a head under each of {some(prefixes)}",
-            where=prefixes[1],
-            found=prefixes,
-            hint="take the file that holds one of them out of the folder",
-        )
-
-
-def _depth_findings(family: SplitFamily, config: ConfigView, place: Place) -> Iterable[Finding]:
-    spec, layers = family.head, place.layers
-    stated = spec.declared_depth(config)
-    key, declared = stated or (spec.depth[0] if spec.depth else None, None)
-    if key is not None and declared in (None, 0):
-        yield Finding(
-            "HEAD-UNDECLARED",
-            "note",
-            f"the tensors hold {len(layers)} head layer(s); config.json declares none under {key}",
-            where=config.where(key),
-            expected=len(layers),
-            found=declared,
-            hint="the tensors decide; runtimes that read only the config will not use the head",
-        )
-    elif key is not None and declared != len(layers):
-        yield Finding(
-            "HEAD-DEPTH",
-            "warning",
-            f"config.json declares {declared!r} as the number of head layers, {key}; the tensors hold {len(layers)}",
-            where=config.where(key),
-            expected=declared,
-            found=len(layers),
-            hint="the tensors decide",
-        )
-    first = spec.first_layer if isinstance(spec.first_layer, int) else config.get(spec.first_layer)
-    where = None if isinstance(spec.first_layer, int) else config.where(spec.first_layer)
-    if spec.layers and layers[0] != first:
-        yield Finding(
-            "HEAD-LAYER-NUMBER",
-            "error",
-            f"the head's first layer is number {layers[0]}; expected {first}"
-            + (", the number of decoder layers that config.json says come before it" if where else ""),
-            where=where or place.prefixes[0],
-            expected=first,
-            found=layers[0],
-            hint="config.json and the tensors do not belong together",
-        )
-    elif spec.layers and layers != tuple(range(layers[0], layers[0] + len(layers))):
-        yield Finding(
-            "HEAD-LAYER-NUMBER",
-            "error",
-            f"the head's layers are numbered {', '.join(map(str, layers))}: there is a gap",
-            where=place.prefixes[0],
-            expected=list(range(layers[0], layers[0] + len(layers))),
-            found=list(layers),
-            hint=f"split from {family.target.source}",
-        )
-
-
-def _packed(prefix: str, unknown: dict[str, UnknownPacking], checkpoint: Checkpoint) -> Iterable[Finding]:
-    """Tensors packed in a way that is not understood: a packed word must never be read as a number."""
-    if unknown:
-        first = next(iter(unknown.values()))
-        others = sorted(unknown)[1:]
-        more = f"; and {len(others)} more tensors that are not understood: {some(others)}" if others else ""
-        dtypes = {checkpoint.tensors[name].dtype for name in unknown if name in checkpoint.tensors}
-        yield Finding(
-            "HEAD-PACKED",
-            "error",
-            first.message + more,
-            where=prefix,
-            expected="plain numbers, or a packing that draftpair decodes",
-            found=sorted(dtypes),
-            hint=first.hint,
-        )
-
-
-def _listed(rule: str, what: str, names: Iterable[str], prefix: str, hint: str) -> Iterable[Finding]:
-    listed = list(names)
-    if listed:
-        yield Finding(rule, "error", f"{what} {some(listed)}", where=prefix, found=len(listed), hint=hint)

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from draftpair.checkpoint import Checkpoint, TensorInfo
-from draftpair.families.record import HeadSpec, Record
+from draftpair.families.record import Record
+from draftpair.families.specs import HeadSpec
 
 # As the published names are written; no model has a billion layers.
 _NUMBER = r"(0|[1-9][0-9]{0,8})"

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from draftpair.checkpoint import Checkpoint, ConfigView
 from draftpair.families.heads import chosen, source_names, wanted
 from draftpair.families.locate import layers_by_number
-from draftpair.families.record import SplitFamily, TensorRule, TrunkSpec
+from draftpair.families.record import SplitFamily
+from draftpair.families.specs import TensorRule, TrunkSpec
 
 _Rows = list[tuple[TensorRule, tuple[str, ...], tuple[int, ...]]]
 
