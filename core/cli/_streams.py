@@ -29,15 +29,10 @@ def prepare() -> None:
 
 def show(lines: Iterable[str], err: bool = False) -> None:
     """Lines of text, each on one line of the terminal whatever values are in it."""
+    from draftpair.report.subjects import one_line
+
     for line in lines:
-        click.echo(escaped(line), err=err)
-
-
-def escaped(text: str) -> str:
-    """The text with what does not print escaped: names and values must neither steer a terminal nor add lines."""
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+        click.echo(one_line(line), err=err)
 
 
 class _File(io.FileIO):

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from draftpair.cli import run
-from draftpair.cli._streams import escaped
+from draftpair.report.subjects import one_line
 from fixtures.folders import Folders
 
 FULL = pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
@@ -184,5 +184,5 @@ def test_no_error_message_reaches_the_terminal_as_a_command(
     ],
     ids=ascii,
 )
-def test_only_what_does_not_print_is_escaped(text: str, shown: str) -> None:
-    assert escaped(text) == shown
+def test_only_what_does_not_print_is_one_line(text: str, shown: str) -> None:
+    assert one_line(text) == shown
