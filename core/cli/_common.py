@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -14,6 +15,14 @@ from draftpair.cli._streams import ReaderGone, show
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 revision_option = click.option("--revision", metavar="R", help="Branch, tag or commit of a Hub repository.")
+
+
+_KIND_VARIABLES = ("LLAMA_ARG_DRAFT_KIND", "MLXCEL_DRAFT_KIND")
+
+
+def asked_kind(option: str | None) -> str | None:
+    """The draft kind that is asked for: by the option, else by the environment, where mlxcel reads it too."""
+    return option or next((os.environ[name] for name in _KIND_VARIABLES if os.environ.get(name)), None)
 
 
 def emit(

@@ -7,10 +7,8 @@ from collections.abc import Sequence
 
 import click
 
-from draftpair.cli._common import emit, json_option
+from draftpair.cli._common import asked_kind, emit, json_option
 from draftpair.cli._streams import show
-
-_KIND_VARIABLES = ("LLAMA_ARG_DRAFT_KIND", "MLXCEL_DRAFT_KIND")
 
 
 @click.command("generate")
@@ -73,9 +71,7 @@ def command(
     from draftpair.runtime.options import Options, is_on
 
     if draft_model is not None:
-        draft_kind = draft_kind or next(
-            (os.environ[name] for name in _KIND_VARIABLES if os.environ.get(name)), None
-        )
+        draft_kind = asked_kind(draft_kind)
     report = generate(
         model,
         prompt,

@@ -9,6 +9,7 @@ from typing import Any, TextIO
 
 import click
 
+from draftpair.cli._common import asked_kind
 from draftpair.cli._reports import emit_reports, format_options, strict_option
 from draftpair.cli._streams import ReaderGone
 from draftpair.errors import Usage
@@ -85,7 +86,7 @@ def command(
             str(target),
             drafter,
             draft_block_size=draft_block_size,
-            draft_kind=draft_kind,
+            draft_kind=asked_kind(draft_kind) if drafter else None,
             values=not no_values,
         )
     return emit_reports([report], "json" if as_json else form, strict)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from draftpair import api
+from draftpair.cli import run
 from draftpair.families.rules import apply_rules
 from draftpair.schemas import check, load_schema
 from fixtures import qwen3_5
@@ -154,3 +155,16 @@ def test_no_weight_is_read_where_values_do_not_count(folders: Folders) -> None:
     edit_tensors(folders.drafter, spoil)
     assert outcome(folders.target, folders.drafter)[0] == "unsafe"
     assert "DRAFTER-TENSOR-VALUES" not in outcome(folders.target, folders.drafter, values=False)[1]
+
+
+def test_the_environment_asks_for_a_kind_and_the_option_wins(
+    folders: Folders, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pair = ["validate", str(folders.target), str(folders.drafter)]
+    monkeypatch.setenv("MLXCEL_DRAFT_KIND", "dflash")
+    assert run(pair) == 1
+    assert "DRAFT-KIND" in capsys.readouterr().out
+    assert run([*pair, "--draft-kind", "mtp"]) == 0
+    monkeypatch.setenv("LLAMA_ARG_DRAFT_KIND", "mtp")
+    assert run(pair) == 0
+    assert run(pair[:2]) == 0
