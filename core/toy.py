@@ -103,7 +103,9 @@ def _layer(
             continue
         shape = record.resolve(rule.shape, config)
         for name in source_names(rule, record, config):
-            values = np.ones(shape, "f4") if len(shape) == 1 else 0.02 * normal(shape).astype("f4")
+            values = 0.02 * normal(shape).astype("f4")
+            if len(shape) == 1:  # gains of exactly 1 are those of a model that was never trained
+                values += 1
             if name == "eh_proj.weight":  # the embedding half passes through, the hidden half adds a little
                 values[:, : shape[0]] += np.eye(shape[0], dtype="f4")
             yield prefix + name, (special or {}).get(name, values)

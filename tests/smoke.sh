@@ -24,6 +24,14 @@ expect 1 "$bin/draftpair" inspect target --require-head
 expect 0 "$bin/draftpair" split-mtp --model raw --output drafter
 expect 0 "$bin/draftpair" validate target drafter --strict
 expect 0 "$bin/draftpair" validate drafter --json
+expect 0 "$bin/draftpair" validate raw raw
+expect 1 "$bin/draftpair" validate target target
+expect 1 "$bin/draftpair" validate target drafter --draft-kind dflash --format sarif
+expect 0 "$bin/hf-draftpair" validate target drafter --format github
+expect 0 "$bin/draftpair" validate target --format junit --no-values
+echo '{"target": "target", "drafter": "drafter"}' > pairs.jsonl
+expect 0 "$bin/draftpair" validate --pairs pairs.jsonl --jobs 2
+expect 0 "$bin/draftpair" check raw/config.json drafter/model.safetensors.index.json
 expect 0 "$bin/draftpair" split-mtp --model raw --output quantized --q-bits 4 --q-override lm_head=mxfp8
 expect 0 "$bin/draftpair" validate target quantized --strict
 expect 0 "$bin/draftpair" attach --model target --drafter quantized --output whole
