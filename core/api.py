@@ -177,12 +177,13 @@ def validate(
     *,
     draft_block_size: int | None = None,
     draft_kind: str | None = None,
-    values: bool = True,
+    values: bool | None = None,
 ) -> dict[str, Any]:
     """The verdict on one checkpoint, or on a target and what drafts for it.
 
     The target given as its own drafter means the head in its files. ``draft_kind`` is the kind that is asked for.
-    Without ``values`` no weight is looked at, only headers, configs and tokenizers.
+    ``values`` says whether weights are looked at, besides headers, configs and tokenizers; where it is None, those on
+    this machine are, and those on the Hub are not.
     """
     from draftpair.validate import validate_one, validate_pair
 
@@ -204,7 +205,7 @@ def judge_facts(document: Any) -> dict[str, Any]:
 
 
 def validate_pairs(
-    lines: Iterable[str], *, values: bool = True, jobs: int | None = None
+    lines: Iterable[str], *, values: bool | None = None, jobs: int | None = None
 ) -> Iterator[dict[str, Any]]:
     """The verdict on each pair of a list, one JSON object a line; see `draftpair.validate.batch`.
 
@@ -217,7 +218,7 @@ def validate_pairs(
     return validate_lines(lines, partial(_judge_line, values=values), jobs)
 
 
-def _judge_line(line: Line, values: bool) -> dict[str, Any]:
+def _judge_line(line: Line, values: bool | None) -> dict[str, Any]:
     from draftpair.validate import validate_one, validate_pair
     from draftpair.validate.batch import failed, opened, parse_line
 

@@ -26,6 +26,7 @@ from draftpair.validate.memory import (
     resident_weights,
 )
 from draftpair.validate.parameters import count_parameters
+from draftpair.validate.samples import to_be_read
 from draftpair.validate.single import own_findings, role_of
 from draftpair.validate.sizing import bytes_by_group
 from draftpair.validate.width import block_width
@@ -135,7 +136,7 @@ def _own_findings(checkpoint: Checkpoint, head: _Head) -> list[Finding]:
     if head.refused:
         return [_refusal(head.refused)]
     try:
-        return own_findings(checkpoint)
+        return own_findings(checkpoint, to_be_read(checkpoint, None))
     except Refused as error:
         return [_refusal(error)]
 

@@ -19,6 +19,7 @@ from draftpair.findings import Finding, has_errors
 from draftpair.validate.draft import Draft, find_draft
 from draftpair.validate.facts import pair_facts
 from draftpair.validate.questions import answers
+from draftpair.validate.samples import to_be_read, unread
 from draftpair.validate.selfcheck import check_drafter, check_target
 from draftpair.validate.target_values import check_target_values, trunk_values
 from draftpair.validate.verdict import PASSING, Verdict, grade
@@ -66,17 +67,21 @@ def validate_pair(
     block_size: int | None = None,
     *,
     kind: str | None = None,
-    values: bool = True,
+    values: bool | None = None,
 ) -> Verdict:
     """Whether target and drafter are safe to run together.
 
     ``block_size`` replaces the drafter's own width; ``kind`` is the draft kind that is asked for, and chooses where a
-    whole model holds a head as well. Without ``values`` no weight is read but those that show where a head is from.
+    whole model holds a head as well. ``values`` says whether weights are looked at, beyond those that show where a
+    head is from; where it is None, those on this machine are.
     The verdict is ``proven``, ``compatible``, ``doubtful``, ``unsafe`` or ``unknown``.
     """
     same = drafter.is_same_as(target)
-    findings = [*_said_of("target", [*target.findings, *_target_findings(target, values)])]
+    findings = [
+        *_said_of("target", [*target.findings, *_target_findings(target, to_be_read(target, values))])
+    ]
     findings += _said_of("drafter", () if same else drafter.findings)
+    findings += [*unread(target, values), *(() if same else unread(drafter, values))]
     try:
         draft = find_draft(target, drafter, kind)
     except Refused as error:
@@ -85,14 +90,15 @@ def validate_pair(
         )
     if isinstance(draft, Finding):
         return _verdict(target, drafter, None, [*findings, draft])
-    own = _own_findings(draft, values)
+    own = _own_findings(draft, to_be_read(drafter, values))
     findings += own
     if has_errors([*drafter.findings, *own]):
         # Facts would be computed from a config or tensors that are already known to be wrong.
         return _verdict(target, drafter, draft, findings)
     try:
         width = block_width(block_size, os.environ, draft.config, draft.family)
-        facts = pair_facts(target, draft, width, kind, values)
+        compared = to_be_read(target, values) and to_be_read(drafter, values)
+        facts = pair_facts(target, draft, width, kind, compared)
     except Refused as error:
         findings.append(Finding("PAIR-FACTS", "error", error.message, hint=error.hint))
         return _verdict(target, drafter, draft, findings)
@@ -136,7 +142,7 @@ def _own_findings(draft: Draft, values: bool) -> list[Finding]:
         return [*draft.head.findings, *(_head_values(draft.checkpoint, draft.head) if values else ())]
     if draft.is_model:
         rules = apply_rules(draft.checkpoint.config.raw, draft.family.name, "config", "config.json")
-        return [*rules, *_said_of("drafter", check_target(draft.checkpoint, values))]
+        return [*rules, *_said_of("drafter", check_target(draft.checkpoint))]
     return list(_drafter_findings(draft.checkpoint, values))
 
 
@@ -207,4 +213,4 @@ def _target_findings(target: Checkpoint, values: bool) -> list[Finding]:
                 hint="give the target first, then the drafter",
             )
         ]
-    return [*check_target(target, values), *(trunk_values(target) if values else ())]
+    return [*check_target(target), *(trunk_values(target) if values else ())]

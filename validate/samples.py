@@ -13,6 +13,7 @@ from math import prod
 from typing import NamedTuple
 
 from draftpair.checkpoint import Checkpoint, TensorInfo
+from draftpair.findings import Finding
 
 SMALL_BYTES = 1 << 16
 """Up to this size a tensor is read whole, and a vector up to `TENSOR_BYTES`."""
@@ -52,6 +53,26 @@ class Sample(NamedTuple):
 def is_remote(checkpoint: Checkpoint) -> bool:
     """Whether every read is a request."""
     return checkpoint.storage.folder is None
+
+
+def to_be_read(checkpoint: Checkpoint, asked: bool | None) -> bool:
+    """Whether weights are looked at: as ``asked``, and where nothing is asked those of this machine alone."""
+    return not is_remote(checkpoint) if asked is None else asked
+
+
+def unread(checkpoint: Checkpoint, asked: bool | None) -> list[Finding]:
+    """That the weights of a repository on the Hub were not looked at, where nobody asked for that."""
+    if asked is not None or not is_remote(checkpoint):
+        return []
+    return [
+        Finding(
+            "VALUES-NOT-READ",
+            "note",
+            f"{checkpoint.source} is on the Hub: headers and small files are read, and norms and other weights are not",
+            where=checkpoint.source,
+            hint="--values reads samples of them by range",
+        )
+    ]
 
 
 def row_count(tensor: TensorInfo) -> int:

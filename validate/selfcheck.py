@@ -51,10 +51,10 @@ def check_drafter(checkpoint: Checkpoint, match: DrafterMatch, values: bool = Tr
 
 
 @per_checkpoint
-def check_target(checkpoint: Checkpoint, values: bool = True) -> tuple[Finding, ...]:
+def check_target(checkpoint: Checkpoint) -> tuple[Finding, ...]:
     """What is wrong with a target: with its quantization block, and where its record describes them its tensors.
 
-    Of its head, if it has one, nothing is looked at here; no weight is read without ``values``.
+    Of its head, if it has one, nothing is looked at here; no weight is read.
     """
     family = family_of_target(checkpoint.config)
     unreadable = [*check_quantization(checkpoint)]

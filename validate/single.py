@@ -10,6 +10,7 @@ from draftpair.families.drafters import find_drafter
 from draftpair.families.heads import HeadMatch, declared_depth, find_head, recognised_head
 from draftpair.families.models import is_model
 from draftpair.findings import Finding
+from draftpair.validate.samples import to_be_read, unread
 from draftpair.validate.selfcheck import check_drafter, check_target
 from draftpair.validate.target_values import check_target_values
 from draftpair.validate.verdict import Verdict, grade
@@ -20,12 +21,13 @@ _UNREADABLE = frozenset(
 )
 
 
-def validate_one(checkpoint: Checkpoint, *, values: bool = True) -> Verdict:
+def validate_one(checkpoint: Checkpoint, *, values: bool | None = None) -> Verdict:
     """Whether a checkpoint is sound: ``sound``, ``doubtful``, ``unsafe`` or ``unknown``.
 
-    Without ``values`` no weight is read.
+    ``values`` says whether weights are looked at; where it is None those on this machine are.
     """
-    findings = (*checkpoint.findings, *_own_findings(checkpoint, values))
+    own = _own_findings(checkpoint, to_be_read(checkpoint, values))
+    findings = (*checkpoint.findings, *own, *unread(checkpoint, values))
     inputs = {
         "target": checkpoint.source,
         "drafter": None,
@@ -56,14 +58,14 @@ def require_runnable(target: Checkpoint) -> None:
         raise Refused(f"{target.source} is damaged: {errors[0].message}", errors[0].hint)
 
 
-def own_findings(checkpoint: Checkpoint, values: bool = True) -> list[Finding]:
+def own_findings(checkpoint: Checkpoint, values: bool) -> list[Finding]:
     """What is to be said of a checkpoint's role: as a drafter, or as a target with or without a head."""
     if drafter := find_drafter(checkpoint):
         return check_drafter(checkpoint, drafter, values)
     if any(finding.rule in _UNREADABLE and finding.level == "error" for finding in checkpoint.findings):
         return []  # whatever else were said would be a guess
     if head := find_head(checkpoint):
-        return [*check_target(checkpoint, values), *head.findings, *_target_values(checkpoint, head, values)]
+        return [*check_target(checkpoint), *head.findings, *_target_values(checkpoint, head, values)]
     if role_of(checkpoint) == "unknown" and recognised_head(checkpoint) is None:
         return [
             Finding(
@@ -76,7 +78,7 @@ def own_findings(checkpoint: Checkpoint, values: bool = True) -> list[Finding]:
             )
         ]
     return [
-        *check_target(checkpoint, values),
+        *check_target(checkpoint),
         *_absent_head(checkpoint),
         *_target_values(checkpoint, None, values),
     ]

@@ -25,7 +25,9 @@ from draftpair.errors import Usage
     "--draft-block-size", type=int, metavar="N", help="Block width to check instead of the drafter's own."
 )
 @click.option(
-    "--no-values", is_flag=True, help="Read headers, configs and tokenizers only, no norm or other weight."
+    "--values/--no-values",
+    default=None,
+    help="Whether to look at norms and samples of other weights [default: on this machine, not on the Hub].",
 )
 @click.option(
     "--pairs",
@@ -49,7 +51,7 @@ def command(
     drafter: str | None,
     draft_kind: str | None,
     draft_block_size: int | None,
-    no_values: bool,
+    values: bool | None,
     pairs: TextIO | None,
     jobs: int | None,
     facts: TextIO | None,
@@ -78,7 +80,7 @@ def command(
         raise click.UsageError("give TARGET, or --pairs, or --facts")
     if pairs is not None:
         _refuse(click.get_current_context(), "draft_kind", "draft_block_size", "as_json", "form")
-        return _each_line(api.validate_pairs(pairs, values=not no_values, jobs=jobs), strict)
+        return _each_line(api.validate_pairs(pairs, values=values, jobs=jobs), strict)
     if facts is not None:
         report = api.judge_facts(_document(facts))
     else:
@@ -87,7 +89,7 @@ def command(
             drafter,
             draft_block_size=draft_block_size,
             draft_kind=asked_kind(draft_kind) if drafter else None,
-            values=not no_values,
+            values=values,
         )
     return emit_reports([report], "json" if as_json else form, strict)
 

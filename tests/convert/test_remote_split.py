@@ -72,6 +72,10 @@ def test_reports_and_bytes_are_those_of_the_downloaded_repository(
     assert there[0]["checkpoint"]["revision"] == server.repositories[0].commit
     assert there[0]["checkpoint"]["fetched_bytes"] > 0
     there[0]["checkpoint"]["fetched_bytes"] = None
+    assert there[1]["fetched_bytes"]["target"] > 0
+    there[1]["fetched_bytes"]["target"] = None
+    assert [finding.pop("rule") for finding in there[1]["findings"]] == ["VALUES-NOT-READ"]
+    there[1]["findings"] = []
     assert journals(tmp_path) == []
     snapshot_download("owner/name")
     server.forget()
@@ -143,11 +147,14 @@ def test_a_pair_of_repositories_is_judged_as_a_pair_of_folders(server: HubServer
     server.add("owner/target", folders.target)
     server.add("owner/drafter", folders.drafter)
     here = api.validate(folders.target, folders.drafter)
-    there = api.validate("owner/target", "owner/drafter")
-    assert there["verdict"] == here["verdict"] == "compatible"
-    assert there["findings"] == here["findings"]
-    revisions = [repository.commit for repository in server.repositories[1:]]
-    assert [there["inputs"][f"{side}_revision"] for side in ("target", "drafter")] == revisions
+    there = api.validate("owner/target", "owner/drafter", values=True)
+    assert (there["verdict"], there["findings"]) == (here["verdict"], here["findings"])
+    assert min(there["fetched_bytes"].values()) > 0
+    seen = api.validate("owner/target", "owner/drafter")
+    unread = [finding["where"] for finding in seen["findings"] if finding["rule"] == "VALUES-NOT-READ"]
+    assert unread == ["owner/target", "owner/drafter"]
+    assert seen["facts"]["copies"] == {"embedding": None, "head": None, "different": []}
+    assert seen["verdict"] == here["verdict"]
 
 
 def test_a_malformed_tokenizer_on_the_hub_is_named_with_its_repository(

@@ -197,6 +197,8 @@ def _write_large(folder: Path, seed: int, head: bool) -> Path:
     noise = np.random.default_rng(seed).standard_normal(1 << 18, "<f4")
     shapes = trunk_shapes(LARGE) | (head_shapes(LARGE) if head else {})
     tensors = {
-        name: np.resize(np.roll(noise, place), shape) for place, (name, shape) in enumerate(shapes.items())
+        # A norm multiplies: its numbers lie around 1.
+        name: np.resize(np.roll(noise, place), shape) * (0.1 if "norm" in name else 1) + ("norm" in name)
+        for place, (name, shape) in enumerate(shapes.items())
     }
     return write_folder(folder, LARGE, tensors)
