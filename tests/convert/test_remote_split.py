@@ -154,7 +154,9 @@ def test_a_pair_of_repositories_is_judged_as_a_pair_of_folders(server: HubServer
     unread = [finding["where"] for finding in seen["findings"] if finding["rule"] == "VALUES-NOT-READ"]
     assert unread == ["owner/target", "owner/drafter"]
     assert seen["facts"]["copies"] == {"embedding": None, "head": None, "different": []}
-    assert seen["verdict"] == here["verdict"]
+    assert seen["verdict"] == here["verdict"] == "compatible"
+    revisions = [repository.commit for repository in server.repositories[1:]]
+    assert [seen["inputs"][f"{side}_revision"] for side in ("target", "drafter")] == revisions
 
 
 def test_a_malformed_tokenizer_on_the_hub_is_named_with_its_repository(
