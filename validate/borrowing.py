@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from draftpair.checkpoint import Checkpoint
+from draftpair.checkpoint import Checkpoint, ConfigView
 from draftpair.checkpoint.fingerprint import is_incomplete
 from draftpair.checkpoint.rope import Rope
 from draftpair.families.record import Family
@@ -13,7 +13,7 @@ from draftpair.families.views import of_layer
 from draftpair.validate.draft import Draft
 from draftpair.validate.vocabulary import embedding_of, output_head_of
 
-_TYPES = "layer_types"
+_TYPES, _SLIDING = "layer_types", "sliding_attention"
 
 
 def borrowed_facts(target: Checkpoint, draft: Draft) -> dict[str, Any]:
@@ -62,11 +62,9 @@ def shared_kv_facts(target: Checkpoint, draft: Draft) -> dict[str, Any]:
         detail = f"the target has no {' and no '.join(missing)} layer that keeps its own keys and values"
         return {"relation": "missing", "detail": detail, "layers": layers}
     different = [text for layer in layers for text in _unlike(layer)]
-    return {
-        "relation": "different" if different else "equal",
-        "detail": "; ".join(different) or None,
-        "layers": layers,
-    }
+    unknown = [text for layer in layers for text in _unstated(layer)]
+    relation = "different" if different else "unknown" if unknown else "equal"
+    return {"relation": relation, "detail": "; ".join(different or unknown) or None, "layers": layers}
 
 
 def _own_layer_types(target: Checkpoint) -> list[Any] | None:
@@ -85,23 +83,35 @@ def _shared_layer(
     facts: dict[str, Any] = {
         "type": name,
         "target_layer": places[-1] if places else None,
-        "drafter": {"head_dim": mine.get("head_dim"), "kv_heads": mine.get("num_key_value_heads")},
-        "target": {"head_dim": None, "kv_heads": None},
+        "drafter": _key_sizes(mine, name),
+        "target": dict.fromkeys(_key_sizes(mine, name)),
     }
     if places:
-        other = of_layer(draft.family, target.config, places[-1])
-        facts["target"] = {"head_dim": other.get("head_dim"), "kv_heads": other.get("num_key_value_heads")}
+        facts["target"] = _key_sizes(of_layer(draft.family, target.config, places[-1]), name)
     return facts
 
 
+def _key_sizes(config: ConfigView, layer_type: str) -> dict[str, Any]:
+    """What shapes the keys that a layer of a type keeps; the window of one that keeps the last ones only."""
+    sizes = {"head_dim": config.get("head_dim"), "kv_heads": config.get("num_key_value_heads")}
+    return sizes | ({"window": config.get("sliding_window")} if layer_type == _SLIDING else {})
+
+
 def _unlike(layer: dict[str, Any]) -> Iterator[str]:
-    for key in ("head_dim", "kv_heads"):
-        mine, theirs = layer["drafter"][key], layer["target"][key]
+    for key, mine in layer["drafter"].items():
+        theirs = layer["target"][key]
         if None not in (mine, theirs) and mine != theirs:
             yield (
                 f"{key} of the {layer['type']} layers is {mine} in the drafter and {theirs} in the target's layer "
                 f"{layer['target_layer']}"
             )
+
+
+def _unstated(layer: dict[str, Any]) -> Iterator[str]:
+    for side in ("drafter", "target"):
+        for key, value in layer[side].items():
+            if value is None:
+                yield f"the {side} does not state {key} of its {layer['type']} layers"
 
 
 def rope_facts(target: Checkpoint, draft: Draft) -> dict[str, Any]:
@@ -119,7 +129,7 @@ def rope_facts(target: Checkpoint, draft: Draft) -> dict[str, Any]:
             "detail": "; ".join(unlike) or None,
             "relation": "shared, different" if unlike else "equal",
         }
-    if draft.family.head is None:
+    if not draft.family.describes_target:
         return {**facts, "relation": "own"}
     return {**facts, "relation": "equal" if mine == theirs else "different"}
 
@@ -128,10 +138,16 @@ def _unlike_ropes(target: Checkpoint, draft: Draft, family: Family) -> Iterator[
     for name in family.drafter.shared_kv:
         mine = draft.config.rope.layer_types.get(name, draft.config.rope)
         theirs = target.config.rope.layer_types.get(name, target.config.rope)
-        for key in ("theta", "partial", "scaling"):
+        for key, word in (("theta", "the base"), ("partial", "the turned part"), ("scaling", "the scaling")):
             one, other = getattr(mine, key), getattr(theirs, key)
-            if None not in (one, other) and one != other:
-                yield f"{key} of the {name} layers is {one} in the drafter and {other} in the target"
+            if one != other:
+                yield (
+                    f"{word} of the {name} layers is {_stated(one)} in the drafter and {_stated(other)} in the target"
+                )
+
+
+def _stated(value: Any) -> str:
+    return "not stated" if value is None else str(value)
 
 
 def _rope(rope: Rope) -> dict[str, Any]:

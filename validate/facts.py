@@ -50,7 +50,7 @@ def pair_facts(
     drafter, family = draft.checkpoint, draft.family
     tokenizers = read_tokenizer(target), read_tokenizer(drafter)
     vocabulary = _vocabulary(target, draft, *tokenizers)
-    is_head = family.head is not None
+    same_config = family.describes_target
     proven = _provenance(target, draft)
     return {
         "schema": load_schema("pair-facts")["$id"],
@@ -60,6 +60,7 @@ def pair_facts(
             "kind": family.kind,
             "borrows": list(draft.borrows),
             "embedded": draft.head is not None,
+            "published": family.head is None,
         },
         "family": _family(target, family),
         "kind": _kind(family, kind),
@@ -67,10 +68,12 @@ def pair_facts(
         "streams": _streams(target, draft),
         "vocabulary": vocabulary,
         "tokenizer": _tokenizer(compare(*tokenizers), draft, tokenizers[1]),
-        "geometry": _differences(target, draft.config, _size_keys(family, target) if is_head else []),
+        "geometry": _differences(target, draft.config, _size_keys(family, target) if same_config else []),
         # A split states for the drafter what its loaders need; what the target leaves open cannot disagree.
         "settings": _differences(
-            target, draft.config, [key for key in _SETTINGS if is_head and target.config.get(key) is not None]
+            target,
+            draft.config,
+            [key for key in _SETTINGS if same_config and target.config.get(key) is not None],
         ),
         "layers": _layers(target, draft),
         "taps": tap_facts(target, draft),

@@ -77,6 +77,8 @@ def validate_pair(
     The verdict is ``proven``, ``compatible``, ``doubtful``, ``unsafe`` or ``unknown``.
     """
     same = drafter.is_same_as(target)
+    if find_drafter(target):
+        return _verdict(target, drafter, None, [_no_target(target, same)])
     findings = [
         *_said_of("target", [*target.findings, *_target_findings(target, to_be_read(target, values))])
     ]
@@ -202,15 +204,15 @@ def _said_of(role: str, findings: Iterable[Finding]) -> list[Finding]:
 
 def _target_findings(target: Checkpoint, values: bool) -> list[Finding]:
     """What is wrong with the target's own tensors; its head, if it has one, is not part of the pair."""
-    if find_drafter(target):
-        return [
-            Finding(
-                "PAIR-TARGET-ROLE",
-                "error",
-                f"{target.source} is a drafter, not a target",
-                where=target.source,
-                found=target.config.root_model_type,
-                hint="give the target first, then the drafter",
-            )
-        ]
     return [*check_target(target), *(trunk_values(target) if values else ())]
+
+
+def _no_target(drafter: Checkpoint, twice: bool) -> Finding:
+    return Finding(
+        "PAIR-TARGET-ROLE",
+        "error",
+        f"{drafter.source} is a drafter, not a target",
+        where=drafter.source,
+        found=drafter.config.root_model_type,
+        hint="give its target first" if twice else "give the target first, then the drafter",
+    )

@@ -18,7 +18,8 @@ EMBEDDING_OUTPUT = -1
 def tap_facts(target: Checkpoint, draft: Draft) -> dict[str, Any]:
     """The ``taps`` of the pair facts: ids, and how they lie in a target of so many layers.
 
-    ``relation`` is ``in range``, ``beyond``, ``malformed`` or ``none`` for a drafter that taps no layers; ``depth``
+    ``relation`` is ``in range``, ``beyond``, ``malformed``, ``unknown`` where the target does not say how many layers
+    it has, or ``none`` for a drafter that taps none; ``depth``
     compares the number of layers that the drafter was made for with the target's. ``last`` is the layer whose output
     the last tap is, ``at_end`` whether that is the target's last.
     """
@@ -54,6 +55,8 @@ def _placed(spec: TapsSpec, config: ConfigView, layers: int | None) -> dict[str,
     outputs = [number - (spec.convention == "input") for number in ids]
     beyond = [number for number, output in zip(ids, outputs, strict=True) if layers and output >= layers]
     placed = {"ids": ids, "last": outputs[-1], "at_end": outputs[-1] + 1 == layers}
+    if layers is None:
+        return {**placed, "relation": "unknown"}
     if beyond:
         which = ", ".join(map(str, beyond))
         detail = f"id {which} is past the target's {layers} layers"

@@ -91,6 +91,7 @@ def _drafter(drafter: Mapping[str, Any]) -> DrafterSpec:
         taps=TapsSpec(**drafter["taps"]) if "taps" in drafter else None,
         mask=drafter["mask"]["key"] if "mask" in drafter else None,
         shared_kv=tuple(drafter["shared_kv"]["types"]) if "shared_kv" in drafter else (),
+        describes_target=drafter.get("describes_target", False),
         block_size=BlockSizeSpec(**drafter["block_size"]),
     )
 

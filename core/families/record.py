@@ -63,6 +63,11 @@ class Family(Record):
     rules: tuple[TensorRule, ...]
 
     @property
+    def describes_target(self) -> bool:
+        """Whether the drafter's config is that of its target: then sizes and settings of both have to agree."""
+        return self.head is not None or self.drafter.describes_target
+
+    @property
     def max_layers(self) -> int:
         """How many layers a drafter of the family can have."""
         return self.head.max_depth if self.head else MOST

@@ -178,7 +178,8 @@ class DrafterSpec:
     of functions of `draftpair.convert.drafter_config` that do what a table cannot. ``hidden`` is the key that says
     how wide the target's hidden states are. ``cache`` says whose keys and values its layers read: "own", "none" for
     the target's, "model" for those of an ordinary model. ``shared_kv`` are the layer types of the target whose last
-    keys and values it reads. ``position`` and ``verification`` say in words what a runtime has to know.
+    keys and values it reads. ``describes_target`` says that its config is its target's. ``position`` and
+    ``verification`` say in words what a runtime has to know.
     """
 
     model_type: str | None
@@ -202,4 +203,5 @@ class DrafterSpec:
     taps: TapsSpec | None
     mask: str | None
     shared_kv: tuple[str, ...]
+    describes_target: bool
     block_size: BlockSizeSpec

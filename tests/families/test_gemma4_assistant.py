@@ -491,7 +491,7 @@ def test_keys_turned_by_another_rotation_are_refused(tmp_path: Path) -> None:
     edit(target, lambda root, text: text["rope_parameters"][SLIDING].update(rope_theta=1e5))
     verdict, said = judged(target, drafter)
     assert verdict == "unsafe"
-    assert "theta of the sliding_attention layers" in said["PAIR-ROPE-SHARED"][1]
+    assert "the base of the sliding_attention layers" in said["PAIR-ROPE-SHARED"][1]
 
 
 def test_a_target_of_another_family_is_refused(tmp_path: Path) -> None:

@@ -77,7 +77,7 @@ def test_a_head_of_another_folder_is_held_to_the_target(tmp_path: Path) -> None:
 def test_an_ordinary_model_drafts_as_such(folders: Folders) -> None:
     verdict, found, report = outcome(folders.target, folders.target, draft_kind="full-model")
     assert report["pair"]["drafter_family"] == "full_model"
-    assert (verdict, set(found)) == ("compatible", {"PAIR-NO-PROVENANCE"})
+    assert (verdict, set(found)) == ("compatible", {"PAIR-NO-ORIGIN"})
     assert report["facts"]["rollback"]["relation"] == "both"
 
 
