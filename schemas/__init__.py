@@ -9,6 +9,7 @@ import json
 from collections.abc import Iterator, Mapping
 from functools import cache, lru_cache
 from importlib import resources
+from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 from draftpair.errors import Usage
@@ -77,10 +78,24 @@ def schema_by_id(identifier: str) -> dict[str, Any]:
 
 
 def validator(part: Mapping[str, Any], schema: Mapping[str, Any]) -> Validator:
-    """A validator of a part of one of our schemas by itself, to be kept: it takes longer to make than to apply."""
-    from jsonschema import Draft202012Validator
+    """A validator of a part of one of our schemas by itself, to be kept: it takes longer to make than to apply.
 
-    return Draft202012Validator({**part, "$defs": schema.get("$defs", {})}, registry=_registry())
+    NaN and infinity, which Python reads from JSON, are no numbers to it: NaN is below no bound.
+    """
+    return _finite_validator()({**part, "$defs": schema.get("$defs", {})}, registry=_registry())
+
+
+@cache
+def _finite_validator() -> type[Validator]:
+    from jsonschema import Draft202012Validator
+    from jsonschema.validators import extend
+
+    known = Draft202012Validator.TYPE_CHECKER
+
+    def is_number(_: object, value: object) -> bool:
+        return known.is_type(value, "number") and (not isinstance(value, float) or isfinite(value))
+
+    return extend(Draft202012Validator, type_checker=known.redefine("number", is_number))
 
 
 @lru_cache(maxsize=1)

@@ -1,7 +1,7 @@
 """Validates a list of pairs, one JSON object a line in and out: in parallel, in order, no bad line stopping the rest.
 
 A line in: ``{"target": ..., "drafter": ..., "draft_kind": ..., "draft_block_size": ...}``, of which all but ``target``
-may be left out or null. A line out: the number of the line, what it asked for, the exit code that `validate` would
+may be left out or null; without a drafter nothing is asked of one. A line out: the number of the line, what it asked for, the exit code that `validate` would
 have had, and the report, or the error that stood in its way.
 """
 
@@ -16,6 +16,7 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 from draftpair.checkpoint import Checkpoint, open_checkpoint
+from draftpair.checkpoint.strict_json import JSONProblem, parse_json
 from draftpair.checkpoint.wording import printable
 from draftpair.errors import ToolError, Usage
 
@@ -98,20 +99,35 @@ def parse_line(text: str) -> dict[str, Any]:
     if len(text) > _LONGEST_LINE:
         raise Usage(f"the line is {len(text):,} characters long", hint=f"expected at most {_LONGEST_LINE:,}")
     try:
-        asked = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise Usage(f"the line is no JSON: {error}", hint=_HINT) from None
+        parsed = parse_json(text.encode())
+    except UnicodeEncodeError:
+        raise Usage("the line is not UTF-8", hint="save the list as UTF-8") from None
+    except JSONProblem as problem:
+        raise Usage(f"the line is no JSON: {problem}", hint=_HINT) from None
+    if parsed.repeated:
+        raise Usage(f"the line is ambiguous: {parsed.repeated[0]}", hint="give each key once")
+    asked = parsed.value
     if not isinstance(asked, dict):
         raise Usage(f"the line is {printable(text.strip(), 40)}, which is no JSON object", hint=_HINT)
     if unknown := sorted(set(asked) - set(KEYS)):
         raise Usage(f"unknown key {printable(unknown[0], 40)!r}", hint=f"known keys: {', '.join(KEYS)}")
     for key in KEYS:
         value, whole = asked.get(key), key == "draft_block_size"
-        fits = type(value) is int if whole else isinstance(value, str) and bool(value)
+        fits = type(value) is int if whole else _is_text(value)
         if not fits and (value is not None or key == "target"):
             wanted = "a whole number" if whole else "text"
             raise Usage(f"{key} is {printable(json.dumps(value), 40)}, expected {wanted}", hint=_HINT)
+        if key.startswith("draft_") and value is not None and asked.get("drafter") is None:
+            raise Usage(f"{key} is given and no drafter", hint=_HINT)
     return {key: asked.get(key) for key in KEYS}
+
+
+def _is_text(value: Any) -> bool:
+    """Whether it is text that can name something: half of a surrogate pair cannot be encoded."""
+    try:
+        return isinstance(value, str) and bool(value.encode())
+    except UnicodeEncodeError:
+        return False
 
 
 _HINT = 'a line is an object such as {"target": "owner/name", "drafter": "path/to/folder"}'

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from draftpair.checkpoint import Checkpoint, ConfigView
+from draftpair.checkpoint import PLAIN_DTYPES, Checkpoint, ConfigView
 from draftpair.checkpoint.fingerprint import is_incomplete
 from draftpair.checkpoint.rope import Rope
 from draftpair.families.record import Family
@@ -25,7 +25,7 @@ def borrowed_facts(target: Checkpoint, draft: Draft) -> dict[str, Any]:
     needed = draft.borrows
     found = {"embedding": embedding_of(target), "head": output_head_of(target) or _tied(target)}
     absent = [role for role in needed if found[role] is None]
-    packed = [role for role in needed if (tensor := found[role]) is not None and tensor.dtype == "U32"]
+    packed = [role for role in needed if (tensor := found[role]) and tensor.dtype not in PLAIN_DTYPES]
     relation = "none" if not needed else "present"
     if absent:
         relation = "unknown" if is_incomplete(target) or not target.tensors else "missing"

@@ -12,28 +12,31 @@ from typing import Any
 from draftpair.checkpoint import Checkpoint
 
 CARD = "README.md"
+_CARD_BYTES, _FRONT_CHARACTERS = 1 << 20, 1 << 16
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 _SPEED = re.compile(r"tok(?:en)?s?\s*(?:/|per)\s*s|speed-?\s?up|\d\s*x faster", re.IGNORECASE)
 
 
 def claim_facts(target: Checkpoint, drafter: Checkpoint, proven: bool) -> dict[str, Any]:
-    """The ``claim`` of the pair facts: ``same`` or ``other`` name, ``unknown`` where a side has none to compare.
+    """The ``claim`` of the pair facts: ``same`` or ``other`` name, ``unknown`` where the target has none of its own.
 
     ``none`` where the drafter names no target, and where it is ``proven`` what it was made for: then no name is asked.
-    ``from`` says where the drafter names it.
+    What the target's card calls its base counts as its name where the drafter says the same, as for a conversion; a
+    base of another name says nothing, for a model that was trained further has one. ``from`` says where the drafter
+    names it.
     """
     if proven:
         return {"relation": "none", "drafter": [], "target": [], "from": None}
     made_for, place = _made_for(drafter)
-    names = sorted({*_own_names(target), *_card_models(target)})
+    claimed = {name.lower() for name in made_for}
+    base = {name for name in _card_models(target) if name.lower() in claimed}
+    names = sorted({*_own_names(target), *base})
     if not made_for:
         relation = "none"
     elif not names:
         relation = "unknown"
     else:
-        relation = (
-            "same" if not {n.lower() for n in made_for}.isdisjoint(n.lower() for n in names) else "other"
-        )
+        relation = "other" if claimed.isdisjoint(name.lower() for name in names) else "same"
     return {"relation": relation, "drafter": made_for, "target": names, "from": place}
 
 
@@ -61,15 +64,19 @@ def _own_names(checkpoint: Checkpoint) -> Iterator[str]:
 
 
 def _card_models(checkpoint: Checkpoint) -> list[str]:
-    """The models that a card's front matter calls its base."""
+    """The models that a card's front matter calls its base; none where it is no YAML."""
     text = _card(checkpoint)
     if not text.startswith("---"):
         return []
     import yaml
 
+    front = text[3:].split("\n---", 1)[0]
+    if len(front) > _FRONT_CHARACTERS:
+        front = front[:_FRONT_CHARACTERS].rpartition("\n")[0]  # part of a name would be another name
     try:
-        front = yaml.safe_load(text[3:].split("\n---", 1)[0])
-    except yaml.YAMLError:
+        # All values as text: a date or a number that its tag does not allow is nobody's business here.
+        front = yaml.load(front, Loader=yaml.BaseLoader)
+    except (yaml.YAMLError, ValueError, OverflowError, RecursionError):
         return []
     named = front.get("base_model") if isinstance(front, dict) else None
     listed = named if isinstance(named, list) else [named]
@@ -77,6 +84,7 @@ def _card_models(checkpoint: Checkpoint) -> list[str]:
 
 
 def _card(checkpoint: Checkpoint) -> str:
+    """The text of the card, of a long one its beginning."""
     if not checkpoint.has_file(CARD):
         return ""
-    return checkpoint.read_bytes(CARD).decode("utf-8", "replace")
+    return checkpoint.storage.read_whole(CARD, _CARD_BYTES).decode("utf-8", "replace")

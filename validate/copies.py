@@ -91,7 +91,10 @@ def _relation(mine: _Matrix, own: _Matrix, role: str) -> tuple[Relation, str | N
     one, other = mine.stored, own.stored
     if one is None or other is None or one.columns != other.columns:
         widths = [stored.columns for stored in (one, other) if stored]
-        return "different", f"rows of {widths[0]} in the target and of {widths[-1]} in the drafter"
+        return (
+            "unknown",
+            f"rows of {widths[0]} in the target and of {widths[-1]} in the drafter: it is no copy",
+        )
     if one.rows != other.rows and any(name in own.checkpoint.tensors for name in _MAPS):
         return "unknown", f"the drafter's {other.rows} rows are those of a vocabulary of its own"
     if one.packing != other.packing or (one.encoding != other.encoding):

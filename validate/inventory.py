@@ -132,7 +132,8 @@ class Inventory:
         elif own is False or type(bits) is not int or type(group) is not int or group < 1:
             yield self._packed(tensor, "is packed, and config.json's quantization block does not say how")
         elif shape[-1] % group or tensor.shape != (*shape[:-1], shape[-1] * bits // 32):
-            yield self._misshapen(tensor, (*shape[:-1], shape[-1] * bits // 32), f" at {bits} bits")
+            told = f" at {bits} bits in groups of {group}{_inferred(tensor, scales, shape)}"
+            yield self._misshapen(tensor, (*shape[:-1], shape[-1] * bits // 32), told)
         else:
             yield from self._check_sides(tensor, scales, (*shape[:-1], shape[-1] // group), settings)
 
@@ -164,3 +165,13 @@ class Inventory:
     def _finding(self, what: str, where: str, message: str, expected: Any, found: Any) -> Finding:
         rule = f"{self.whose}-TENSOR-{what}"
         return Finding(rule, "error", message, where, expected, found, self.hint)
+
+
+def _inferred(tensor: TensorInfo, scales: TensorInfo, shape: Shape) -> str:
+    """What bits and group the words and scales themselves speak of, where they are whole numbers."""
+    columns, words, groups = shape[-1], tensor.shape[-1], scales.shape[-1]
+    if not columns or not groups or words * 32 % columns or columns % groups:
+        return ""
+    return (
+        f"; its words and scales are those of {words * 32 // columns} bits in groups of {columns // groups}"
+    )

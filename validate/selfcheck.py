@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 from draftpair.checkpoint import Checkpoint, ConfigView
@@ -33,12 +34,25 @@ _FETCH = "download the drafter again, or compare config.json with the original r
 _DOWNLOAD = "download the checkpoint again, or compare config.json with the original's"
 
 
+# Errors after which role, head and tensors cannot be judged.
+_UNREADABLE = frozenset(
+    {"CONFIG-PARSE", "CONFIG-MISSING", "FILE-HEADER", "FILE-DANGLING-LINK", "INDEX-SHARD-MISSING"}
+)
+
+
+def is_unreadable(checkpoint: Checkpoint) -> bool:
+    """Whether files are missing or damaged, so that whatever else were said of the checkpoint would be a guess."""
+    return any(finding.rule in _UNREADABLE and finding.level == "error" for finding in checkpoint.findings)
+
+
 def check_drafter(checkpoint: Checkpoint, match: DrafterMatch, values: bool = True) -> list[Finding]:
     """Everything that is wrong with a drafter folder, whatever its target; no weight is read without ``values``.
 
-    The tensors are only compared with the config when the config passes its own rules: shapes are computed
-    from it.
+    Nothing is said of one that `is_unreadable`. The tensors are only compared with the config when the config passes
+    its own rules: shapes are computed from it.
     """
+    if is_unreadable(checkpoint):
+        return []
     family, config = match.family, match.config
     rules = apply_rules(config.raw, family.name, "config", "config.json", config)
     findings = [*match.findings, *rules, *check_twins(checkpoint, _remedy(family)), *_experts(config)]
@@ -63,10 +77,18 @@ def check_target(checkpoint: Checkpoint) -> tuple[Finding, ...]:
     trunk = family.trunk
     # The rules are written for a drafter, whose text_config is its target's config.
     text = {"text_config": dict(checkpoint.config.text)}
-    findings = [*apply_rules(text, family.name, "config", "config.json"), *_experts(checkpoint.config)]
+    rules = apply_rules(text, family.name, "config", "config.json")
+    findings = [*(_placed(checkpoint.config, finding) for finding in rules), *_experts(checkpoint.config)]
     if not has_errors(findings):
         findings += _from_config(lambda: _check_trunk(checkpoint, family, trunk))
     return tuple(findings)
+
+
+def _placed(config: ConfigView, finding: Finding) -> Finding:
+    """A finding of a drafter's rules, which know of a text_config, at the place in a target's config.json."""
+    asked, there = "/text_config", f"/{config.text_key}" if config.text_key else ""
+    where = finding.where.replace(asked, there) if finding.where else None
+    return replace(finding, where=where, message=finding.message.replace(f"{asked}/", f"{there}/"))
 
 
 def _depth(config: ConfigView, family: Family) -> Iterator[Finding]:
@@ -92,7 +114,7 @@ def _check_trunk(checkpoint: Checkpoint, family: SplitFamily, trunk: TrunkSpec) 
             "error",
             f"layers {strays} are past the {checkpoint.config.get(trunk.layers)} that config.json counts, "
             f"and are no head",
-            where=checkpoint.config.where(trunk.layers),
+            where=checkpoint.config.place(trunk.layers),
             found=strays,
             hint="config.json and the tensors do not belong together: a loader would drop these layers",
         )
@@ -167,16 +189,20 @@ def _from_config(check: Callable[[], Iterator[Finding]]) -> list[Finding]:
         return [Finding("CONFIG-DIMENSION", "error", error.message, "config.json", hint=error.hint)]
 
 
+_EXPERTS = ("n_routed_experts", "num_experts", "num_local_experts")
+
+
 def _experts(config: ConfigView) -> Iterator[Finding]:
     """Relations between the numbers of a mixture of experts, where config.json has them as whole numbers."""
-    keys = ("n_routed_experts", "num_experts_per_tok", "n_group", "topk_group")
+    count = next((key for key in _EXPERTS if config.get(key) is not None), _EXPERTS[0])
+    keys = (count, "num_experts_per_tok", "n_group", "topk_group")
     experts, chosen, groups, taken = (config.get(key) for key in keys)
     for holds, said in (
-        (_at_most(chosen, experts), f"num_experts_per_tok {chosen} of n_routed_experts {experts}"),
+        (_at_most(chosen, experts), f"num_experts_per_tok {chosen} of {count} {experts}"),
         (_at_most(taken, groups), f"topk_group {taken} of n_group {groups}"),
         (
             not _whole(experts, groups) or experts % groups == 0,
-            f"n_routed_experts {experts} in n_group {groups}",
+            f"{count} {experts} in n_group {groups}",
         ),
     ):
         if not holds:

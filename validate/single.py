@@ -5,20 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from draftpair.checkpoint import Checkpoint
+from draftpair.checkpoint.wording import some
 from draftpair.errors import Refused
 from draftpair.families.drafters import find_drafter
 from draftpair.families.heads import HeadMatch, declared_depth, find_head, recognised_head
 from draftpair.families.models import is_model
 from draftpair.findings import Finding
 from draftpair.validate.samples import to_be_read, unread
-from draftpair.validate.selfcheck import check_drafter, check_target
+from draftpair.validate.selfcheck import check_drafter, check_target, is_unreadable
 from draftpair.validate.target_values import check_target_values
 from draftpair.validate.verdict import Verdict, grade
 
-# Findings after which role, head and tensors cannot be judged.
-_UNREADABLE = frozenset(
-    {"CONFIG-PARSE", "CONFIG-MISSING", "FILE-HEADER", "FILE-DANGLING-LINK", "INDEX-SHARD-MISSING"}
-)
+_OTHER_WEIGHTS = (".gguf", ".bin", ".pt", ".pth", ".ckpt", ".npz", ".h5", ".msgpack", ".onnx")
+"""How the names of weights in other formats end."""
 
 
 def validate_one(checkpoint: Checkpoint, *, values: bool | None = None) -> Verdict:
@@ -60,28 +59,47 @@ def require_runnable(target: Checkpoint) -> None:
 
 def own_findings(checkpoint: Checkpoint, values: bool) -> list[Finding]:
     """What is to be said of a checkpoint's role: as a drafter, or as a target with or without a head."""
+    if is_unreadable(checkpoint):
+        return []
     if drafter := find_drafter(checkpoint):
         return check_drafter(checkpoint, drafter, values)
-    if any(finding.rule in _UNREADABLE and finding.level == "error" for finding in checkpoint.findings):
-        return []  # whatever else were said would be a guess
     if head := find_head(checkpoint):
         return [*check_target(checkpoint), *head.findings, *_target_values(checkpoint, head, values)]
     if role_of(checkpoint) == "unknown" and recognised_head(checkpoint) is None:
-        return [
-            Finding(
-                "ROLE-UNKNOWN",
-                "warning",
-                "this is neither a target (no decoder layers with an embedding) nor a drafter of a known family",
-                where=checkpoint.source,
-                found=checkpoint.config.root_model_type,
-                hint="`draftpair families` lists the drafters that draftpair knows",
-            )
-        ]
+        return [_no_role(checkpoint) if checkpoint.files else without_weights(checkpoint)]
     return [
         *check_target(checkpoint),
         *_absent_head(checkpoint),
         *_target_values(checkpoint, None, values),
     ]
+
+
+def without_weights(checkpoint: Checkpoint) -> Finding:
+    """That a checkpoint has no weights to judge; what it has in other formats is named."""
+    others = [name for name in checkpoint.storage.names() if name.lower().endswith(_OTHER_WEIGHTS)]
+    return Finding(
+        "ROLE-UNKNOWN",
+        "warning",
+        "there are no .safetensors files, so nothing but config.json can be judged"
+        + (f"; the weights are in another format: {some(others)}" if others else ""),
+        where=checkpoint.source,
+        expected="*.safetensors",
+        found=others[:5],
+        hint="give the original checkpoint in safetensors format"
+        if others
+        else "download the weights, `*.safetensors`, beside config.json",
+    )
+
+
+def _no_role(checkpoint: Checkpoint) -> Finding:
+    return Finding(
+        "ROLE-UNKNOWN",
+        "warning",
+        "this is neither a target (no decoder layers with an embedding) nor a drafter of a known family",
+        where=checkpoint.source,
+        found=checkpoint.config.root_model_type,
+        hint="`draftpair families` lists the drafters that draftpair knows",
+    )
 
 
 def _target_values(checkpoint: Checkpoint, head: HeadMatch | None, values: bool) -> Iterable[Finding]:
@@ -117,7 +135,7 @@ def _absent_head(checkpoint: Checkpoint) -> list[Finding]:
                 "HEAD-ABSENT",
                 "note",
                 f"config.json declares {depth} head layer(s) under {key}; no tensor of one is here",
-                where=checkpoint.config.where(key),
+                where=checkpoint.config.place(key),
                 expected=depth,
                 found=0,
                 hint=f"conversions drop the head; it can be had from {record.target.source}",

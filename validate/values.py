@@ -57,7 +57,10 @@ _ABSURD = 4096.0
 _CODES = {"F8_E4M3": 0x7F, "F8_E5M2": 0x7F, "F4": 0x77, "U32": 0xFF, "I32": 0xFF, "U8": 0xFF, "I8": 0xFF}
 """The bits of a byte that are not all zero in a value other than zero; those of two signs are left out."""
 
-Problem = Literal["nonfinite", "zero", "constant", "hole", "scales", "equal scales", "absurd scales"]
+# Trained gains reach a few hundred; engines that compute in float16 have no larger number.
+_LARGEST_GAIN = 65504.0
+
+Problem = Literal["nonfinite", "zero", "overflow", "constant", "hole", "scales", "equal scales", "absurd scales"]
 
 
 @dataclass(frozen=True)
@@ -70,6 +73,9 @@ class _Said:
 _SAID: dict[Problem, _Said] = {
     "nonfinite": _Said("DRAFTER-TENSOR-VALUES", "error", "these tensors hold values that are not finite:"),
     "zero": _Said("DRAFTER-TENSOR-VALUES", "error", "these tensors hold nothing but zeros:"),
+    "overflow": _Said(
+        "DRAFTER-TENSOR-VALUES", "error", f"these tensors multiply by more than {_LARGEST_GAIN:,.0f}:"
+    ),
     "constant": _Said("DRAFTER-TENSOR-CONSTANT", "warning", "these matrices hold one number all over:"),
     "hole": _Said("DRAFTER-TENSOR-HOLES", "warning", "an eighth or more of the rows are zeros in"),
     "scales": _Said("DRAFTER-SCALES", "error", "these scales are all zero, or some are not finite:"),
@@ -97,7 +103,7 @@ def check_values(checkpoint: Checkpoint, family: Family, config: ConfigView) -> 
 
     Values that are not finite, tensors of zeros or of one number, rows of zeros, scales that a quantizer never
     computed or that were destroyed, norms stored another way than the family's engines want (`check_norms`), and an
-    untrained head, which is a warning. Vectors other than norms may be zero.
+    untrained head, which is a warning. Vectors may be zero, except norms and the scalars of whole layers.
     """
     seen = _look(checkpoint, _Sides(checkpoint, config))
     fresh = _fresh_matrices(checkpoint, seen.norms, wanted_norms(checkpoint, family))
@@ -157,10 +163,28 @@ def _look(checkpoint: Checkpoint, sides: _Sides) -> _Seen:
         elif nonfinite_count(sample.data, tensor.dtype) or _has_nan_codes(sample):
             seen.note("nonfinite", tensor.name)
         elif is_norm(tensor):
-            seen.norms[tensor.name] = to_float32(sample.data, tensor.dtype)
+            seen.norms[tensor.name] = gains = to_float32(sample.data, tensor.dtype)
+            seen.note("overflow" if _overflows(gains) else None, tensor.name)
+        elif _is_scalar(tensor):
+            seen.note(_scalar_problem(to_float32(sample.data, tensor.dtype)), tensor.name)
         elif _is_matrix(tensor):
             seen.note(_matrix_problem(sample), tensor.name)
     return seen
+
+
+def _is_scalar(tensor: TensorInfo) -> bool:
+    """Whether a tensor is the one number that all that a layer puts out is multiplied by."""
+    return tensor.name.endswith("layer_scalar") and tensor.dtype in PLAIN_DTYPES
+
+
+def _scalar_problem(values: np.ndarray) -> Problem | None:
+    if not values.any():
+        return "zero"
+    return "overflow" if _overflows(values) else None
+
+
+def _overflows(gains: np.ndarray) -> bool:
+    return bool(gains.size) and float(abs(gains).max()) > _LARGEST_GAIN
 
 
 def _is_matrix(tensor: TensorInfo) -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from draftpair.checkpoint import ConfigView
+from draftpair.checkpoint.wording import printable
 from draftpair.errors import Refused, Usage
 from draftpair.families.record import Family
 from draftpair.families.views import declared_width
@@ -14,6 +15,7 @@ from draftpair.families.views import declared_width
 OPTION = "--draft-block-size"
 FLAG_VARIABLE = "LLAMA_ARG_DRAFT_BLOCK_SIZE"
 OWN_VARIABLE = "MLXCEL_DRAFT_BLOCK_SIZE"
+_MOST_DIGITS = len(str(2**64))
 KIND_DEFAULTS = {"mtp": 4, "dflash": 16, "eagle3": 4, "full-model": 4}
 
 log = logging.getLogger(__name__)
@@ -40,7 +42,7 @@ def block_width(
     if requested is not None:
         rows, source = requested
         if not _fits(rows, family):
-            raise Usage(f"{source} is {rows}; {_expected(family)}")
+            raise Usage(f"{source} is {printable(str(rows), 40)}; {_expected(family)}")
         return _width(rows, source)
     declared = _declared(drafter, family)
     if declared is None:
@@ -51,7 +53,8 @@ def block_width(
     rows, source = declared
     if not _fits(rows, family):
         raise Refused(
-            f"the drafter's config.json gives a block width of {rows} ({source}); {_expected(family)}",
+            f"the drafter's config.json gives a block width of {printable(str(rows), 40)} ({source}); "
+            f"{_expected(family)}",
             hint=f"give a width with {OPTION}",
         )
     return _width(rows, source)
@@ -67,15 +70,21 @@ def _requested(explicit: int | None, environ: Mapping[str, str]) -> tuple[int, s
         return explicit, OPTION
     flag = environ.get(FLAG_VARIABLE)
     if flag:
-        if not flag.isdecimal():
-            raise Usage(f"{FLAG_VARIABLE} is {flag!r}; expected a whole number")
+        if not _is_number(flag):
+            raise Usage(f"{FLAG_VARIABLE} is {printable(flag, 40)!r}; expected a whole number of 64 bits")
         return int(flag), FLAG_VARIABLE
     own = environ.get(OWN_VARIABLE)
-    if own and own.isdecimal():
+    if own and _is_number(own):
         return int(own), OWN_VARIABLE
     if own:
-        log.warning("%s is %r, not a whole number; it is ignored", OWN_VARIABLE, own)
+        shown = printable(own, 40)
+        log.warning("%s is %r, not a whole number of 64 bits; it is ignored", OWN_VARIABLE, shown)
     return None
+
+
+def _is_number(text: str) -> bool:
+    """Whether it is a whole number that another program could hold; Python itself reads no thousands of digits."""
+    return text.isdecimal() and len(text) <= _MOST_DIGITS
 
 
 def _declared(drafter: ConfigView, family: Family) -> tuple[int, str] | None:

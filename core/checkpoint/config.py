@@ -59,6 +59,11 @@ class ConfigView:
             return f"/{self.text_key}/{escaped}"
         return f"/{escaped}" if _at(self.raw, key) is not None else None
 
+    def place(self, key: str) -> str:
+        """Where findings point: config.json and the JSON pointer of the value, or config.json alone without one."""
+        pointer = self.where(key)
+        return f"{CONFIG_NAME}#{pointer}" if pointer else CONFIG_NAME
+
     def require_int(self, key: str, minimum: int = 0) -> int:
         """The integer under `key`; Refused, naming key, file and value, if it is none or below `minimum`."""
         value = self.get(key)

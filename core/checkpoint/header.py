@@ -117,8 +117,10 @@ def _header_length(prefix: bytes, size: int, name: str) -> int:
         unfilled = "states a header of 0 bytes, as a file that was never filled does"
         raise _malformed(prefix, name, unfilled, _DOWNLOAD)
     if json_bytes > MAX_HEADER_BYTES:
+        if foreign := recognise(prefix):  # the "length" is text, and as a number explains nothing
+            raise _error(name, f"is {foreign.title}, not weights", foreign.hint)
         stated = f"states a header of {json_bytes:,} bytes, more than the limit of {MAX_HEADER_BYTES:,}"
-        raise _malformed(prefix, name, stated)
+        raise _error(name, stated)
     length = _LENGTH_BYTES + json_bytes
     if length > size:
         stated = f"states a header of {json_bytes:,} bytes but is only {size:,} bytes long"

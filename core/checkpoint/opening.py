@@ -112,7 +112,7 @@ def _single(path: Path) -> _Contents:
 
 
 def _open(source: str, storage: Storage, commit: str | None, contents: _Contents) -> Checkpoint:
-    _require_something(source, contents)
+    _require_something(source, storage.folder, contents)
     config, config_findings = _load_config(storage, contents)
     index, index_findings = _load_index(storage, contents)
     shards = index.shards if index is not None else []
@@ -177,17 +177,29 @@ def _dangling(name: str, target: str) -> Finding:
     return Finding("FILE-DANGLING-LINK", level, message, name, hint=_FETCH)
 
 
-def _require_something(source: str, contents: _Contents) -> None:
+def _require_something(source: str, root: Path | None, contents: _Contents) -> None:
     candidates = [*contents.weights, *contents.files, *contents.dangling]
     if contents.weights or any(name in (CONFIG_NAME, INDEX_NAME) for name in candidates):
         return
     if any(name.endswith(SUFFIX) for name in contents.dangling):
         return
+    if root is not None and (commits := _cached_commits(root)):
+        raise ToolError(
+            f"{printable(source)} is a repository's folder in the Hub cache, not the checkpoint at one of its commits",
+            f"Give one of these: {some([str(Path(source, 'snapshots', commit)) for commit in commits])}",
+        )
     held = f"it holds {some(contents.files)}" if contents.files else "it holds no files"
     raise ToolError(
         f"{printable(source)} has neither {SUFFIX} files nor a {CONFIG_NAME}: {held}",
         "Give the folder of a checkpoint in safetensors format.",
     )
+
+
+def _cached_commits(root: Path) -> list[str]:
+    """The commits that the Hub's cache has of a repository, when the folder is that of one there."""
+    snapshots = root / "snapshots"
+    is_cached = root.absolute().name.startswith("models--") and os.path.isdir(snapshots)
+    return list_folder(snapshots) if is_cached else []
 
 
 def _no_such_path(source: str | Path, path: Path) -> ToolError:

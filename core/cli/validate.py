@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from contextlib import suppress
-from typing import Any, TextIO
+from typing import Any, BinaryIO, TextIO
 
 import click
 
 from draftpair.cli._common import asked_kind
 from draftpair.cli._reports import emit_reports, format_options, strict_option
 from draftpair.cli._streams import ReaderGone
+from draftpair.checkpoint.strict_json import MAX_JSON_BYTES, JSONProblem, parse_json
 from draftpair.errors import Usage
 
 
@@ -31,7 +32,7 @@ from draftpair.errors import Usage
 )
 @click.option(
     "--pairs",
-    type=click.File(encoding="utf-8"),
+    type=click.File(encoding="utf-8", errors="surrogateescape"),  # a line in another encoding stops no other
     metavar="FILE",
     help="A list of pairs, one JSON object a line; - is standard input.",
 )
@@ -40,7 +41,7 @@ from draftpair.errors import Usage
 )
 @click.option(
     "--facts",
-    type=click.File(encoding="utf-8"),
+    type=click.File("rb"),
     metavar="FILE",
     help="Judge a pair-facts document; - is standard input.",
 )
@@ -54,7 +55,7 @@ def command(
     values: bool | None,
     pairs: TextIO | None,
     jobs: int | None,
-    facts: TextIO | None,
+    facts: BinaryIO | None,
     strict: bool,
     form: str,
     as_json: bool,
@@ -79,11 +80,17 @@ def command(
     if sum(given is not None for given in (target, pairs, facts)) != 1:
         raise click.UsageError("give TARGET, or --pairs, or --facts")
     if pairs is not None:
-        _refuse(click.get_current_context(), "draft_kind", "draft_block_size", "as_json", "form")
+        why = "does not go with --pairs: every line is JSON, and says what it asks for"
+        _refuse(why, "draft_kind", "draft_block_size", "as_json", "form")
         return _each_line(api.validate_pairs(pairs, values=values, jobs=jobs), strict)
+    _refuse("goes with --pairs alone", "jobs")
     if facts is not None:
+        why = "does not go with --facts: the document says all that is judged"
+        _refuse(why, "draft_kind", "draft_block_size", "values")
         report = api.judge_facts(_document(facts))
     else:
+        if drafter is None:
+            _refuse("is asked of a DRAFTER, and none is given", "draft_kind", "draft_block_size")
         report = api.validate(
             str(target),
             drafter,
@@ -105,20 +112,22 @@ def _each_line(results: Iterable[dict[str, Any]], strict: bool) -> int:
     return next((code for code in (1, 3, 2) if code in codes), 0)
 
 
-def _refuse(context: click.Context, *names: str) -> None:
-    """Options that a line has a key for, or that do not apply to lines of JSON."""
+def _refuse(why: str, *names: str) -> None:
+    """Raises UsageError for the first of these parameters that was given: it would say nothing here."""
+    context = click.get_current_context()
     given = [
         name for name in names if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
     ]
     if given:
         option = next(p.opts[0] for p in context.command.params if p.name == given[0])
-        raise click.UsageError(
-            f"{option} does not go with --pairs: every line is JSON, and says what it asks for"
-        )
+        raise click.UsageError(f"{option} {why}")
 
 
-def _document(file: TextIO) -> Any:
+def _document(file: BinaryIO) -> Any:
     try:
-        return json.load(file)
-    except (ValueError, RecursionError) as error:
-        raise Usage(f"{file.name} is no JSON: {error}") from None
+        parsed = parse_json(file.read(MAX_JSON_BYTES + 1))
+    except JSONProblem as problem:
+        raise Usage(f"what --facts names is no JSON: {problem}") from None
+    if parsed.repeated:
+        raise Usage(f"what --facts names is ambiguous: {parsed.repeated[0]}", hint="give each key once")
+    return parsed.value

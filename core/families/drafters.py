@@ -29,17 +29,19 @@ def find_drafter(checkpoint: Checkpoint) -> DrafterMatch | None:
     """The family whose tensors the checkpoint carries, or that its config points to.
 
     Of several families the one with most of its markers wins, then the one with the largest share of them, then the
-    one that the config points to. None when nothing points to a family with a record: it is never guessed. Where
-    tensors and config point to different families, that is a finding.
+    one that the config points to. None when nothing points to a family with a record, or a config alone points to
+    several: it is never guessed. Where tensors and config point to different families, that is a finding.
     """
     marks = {family: config_marks(family, checkpoint.config) for family in load_families().values()}
     family = _by_tensors(checkpoint, marks)
     if family:
         problems = _disagreement(family, checkpoint, marks)
     else:
-        family = max(marks, key=lambda candidate: len(marks[candidate]))
-        if not marks[family]:
+        most = max(map(len, marks.values()))
+        pointed = [candidate for candidate, found in marks.items() if found and len(found) == most]
+        if len(pointed) != 1:
             return None
+        family = pointed[0]
         problems = [_no_tensors(family, marks[family], checkpoint)]
     config, conflicts = canonical(family, checkpoint.config)
     return DrafterMatch(family, config, (*problems, *conflicts))

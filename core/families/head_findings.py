@@ -19,7 +19,7 @@ def flag_finding(config: ConfigView, key: str, value: bool) -> Finding:
         "HEAD-CONFIG-FLAG",
         "warning",
         f"config.json says {key} {config.get(key)!r}; the tensors are those of {key} {value}",
-        where=config.where(key),
+        where=config.place(key),
         expected=value,
         found=config.get(key),
         hint="the tensors decide",
@@ -77,7 +77,7 @@ def depth_findings(family: SplitFamily, config: ConfigView, place: Place) -> Ite
             "HEAD-UNDECLARED",
             "note",
             f"the tensors hold {len(layers)} head layer(s); config.json declares none under {key}",
-            where=config.where(key),
+            where=config.place(key),
             expected=len(layers),
             found=declared,
             hint="the tensors decide; runtimes that read only the config will not use the head",
@@ -87,13 +87,13 @@ def depth_findings(family: SplitFamily, config: ConfigView, place: Place) -> Ite
             "HEAD-DEPTH",
             "warning",
             f"config.json declares {declared!r} as the number of head layers, {key}; the tensors hold {len(layers)}",
-            where=config.where(key),
+            where=config.place(key),
             expected=declared,
             found=len(layers),
             hint="the tensors decide",
         )
     first = spec.first_layer if isinstance(spec.first_layer, int) else config.get(spec.first_layer)
-    where = None if isinstance(spec.first_layer, int) else config.where(spec.first_layer)
+    where = None if isinstance(spec.first_layer, int) else config.place(spec.first_layer)
     if spec.layers and layers[0] != first:
         yield Finding(
             "HEAD-LAYER-NUMBER",

@@ -10,7 +10,7 @@ annotation ``rule``::
 Rules that hold for every pair are those of ``pair-rules``, to which a family's ``pair`` refers; a family's own rule
 takes the place of the common one with its id. ``{/pointer}`` in a message and the pointers ``expected`` and ``found``
 are filled from the document; without them the schema's own keyword value and the offending value are reported.
-``{problem}`` in a message is the offending place and what the schema has against it. A rule whose id ends in
+``{problem}`` in a message is the offending place and what the schema has against it, or the key that is missing. A rule whose id ends in
 ``-UNKNOWN`` says that the check could not be made.
 """
 
@@ -24,12 +24,15 @@ from typing import TYPE_CHECKING, Any
 
 from draftpair.checkpoint import ConfigView
 from draftpair.checkpoint.wording import printable
+from draftpair.families.bounds import no_numbers, overlong
 from draftpair.findings import Finding
 from draftpair.schemas import load_schema, schema_by_id, validator
 
 if TYPE_CHECKING:
+    from jsonschema import ValidationError
     from jsonschema.protocols import Validator
 
+_ORIGINAL = "compare config.json with the original repository's"
 _PLACEHOLDER = re.compile(r"\{(/[^{}]*)\}")
 
 
@@ -43,13 +46,23 @@ def apply_rules(
     """The findings of ``$defs/<part>`` of a family's schema on a document.
 
     ``part`` is ``config`` or ``pair``; ``file`` names the document in ``where``, and ``config`` says where in it the
-    keys of a document lie that was read from it.
+    keys of a drafter's document lie that was read from it. Of a config that is longer than any model's nothing else
+    is said.
     """
-    return [
+    if part == "config" and (found := overlong(document)):
+        return [_overlong(*found, file, config)]
+    findings = [
         finding
         for rule, note in _rules(family, part)
         for finding in _apply(document, rule, note, file, config)
     ]
+    said = {finding.where for finding in findings}
+    for pointer, value in no_numbers(config.raw if config else {}):
+        where = _where(_place(pointer, config), file)
+        if where not in said:
+            said.add(where)
+            findings.append(_no_number(value, where))
+    return findings
 
 
 @cache
@@ -84,16 +97,45 @@ def _apply(
     pointer = "/" + "/".join(str(step) for step in error.absolute_path)
     place = _place(pointer, config)
     message = _PLACEHOLDER.sub(lambda m: _shown(look_up(document, m[1])), note["message"])
-    message = message.replace("{problem}", f"{place}: {printable(error.message)}")
+    message = message.replace("{problem}", _problem(error, place))
     yield Finding(
         rule=note["id"],
         level=note["level"],
         message=message,
-        where=f"{file}#{place}" if file else place,
+        where=_where(place, file),
         expected=look_up(document, note["expected"]) if "expected" in note else _keyword_value(error),
         found=look_up(document, note["found"]) if "found" in note else _offending(error),
         hint=note.get("hint"),
     )
+
+
+def _problem(error: ValidationError, place: str) -> str:
+    if error.validator != "required":
+        return f"{place}: {printable(error.message)}"
+    missing = next(key for key in error.validator_value if key not in error.instance)
+    return f"{place.rstrip('/')}/{missing} is missing"
+
+
+def _overlong(pointer: str, entries: int, most: int, file: str | None, config: ConfigView | None) -> Finding:
+    place = _place(pointer, config)
+    return Finding(
+        "CONFIG-LENGTH",
+        "error",
+        f"{printable(place)} has {entries:,} entries; no model's config has more than {most:,} in one place",
+        where=_where(place, file),
+        expected=most,
+        found=entries,
+        hint=_ORIGINAL,
+    )
+
+
+def _no_number(value: float, where: str) -> Finding:
+    message = f"{printable(where)} is {'NaN' if value != value else 'infinite'}: no drafter is computed with it"
+    return Finding("CONFIG-NUMBER", "error", message, where, found=str(value), hint=_ORIGINAL)
+
+
+def _where(place: str, file: str | None) -> str:
+    return f"{file}#{place}" if file else place
 
 
 def _place(pointer: str, config: ConfigView | None) -> str:
@@ -111,7 +153,7 @@ def look_up(document: Any, pointer: str) -> Any:
 
 
 def _shown(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
+    return printable(value if isinstance(value, str) else json.dumps(value))
 
 
 def _keyword_value(error: Any) -> Any:

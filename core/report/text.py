@@ -139,12 +139,10 @@ def validate_text(report: Mapping[str, Any]) -> Iterator[str]:
     yield f"{report['verdict']}: {_VERDICTS[report['verdict']]}"
     pair = report["pair"]
     if pair:
+        # Of a pair that could not be compared there are no facts; what a side is may then not be known.
         kind = pair["target_family"] or report["facts"].get("target", {}).get("model_type")
-        yield _row("target", f"{report['inputs']['target']} ({kind or 'no record of this family'})")
-        yield _row(
-            "drafter",
-            f"{report['inputs']['drafter']} ({pair['drafter_family'] or 'no record of this family'})",
-        )
+        for side, known in (("target", kind), ("drafter", pair["drafter_family"])):
+            yield _row(side, report["inputs"][side] + (f" ({known})" if known else ""))
         if pair["kind"]:
             yield _row("draft kind", pair["kind"])
         if pair["block_size"]:

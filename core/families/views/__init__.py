@@ -24,17 +24,25 @@ from importlib import import_module
 from types import ModuleType
 
 from draftpair.checkpoint import Checkpoint, ConfigView
+from draftpair.families.bounds import overlong
 from draftpair.families.record import Family
 from draftpair.findings import Finding
 
 
 def canonical(family: Family, config: ConfigView) -> tuple[ConfigView, list[Finding]]:
-    """The config under the keys that the family's record uses, and what its spellings disagree about."""
+    """The config under the keys that the family's record uses, and what its spellings disagree about.
+
+    The settings of the rotary embedding are judged where the family has them. A config that is longer than any
+    model's is left as it is.
+    """
     view = _view(family)
-    if view is None or not hasattr(view, "canonical"):
+    if view is None or not hasattr(view, "canonical") or overlong(config.raw):
         return config, []
-    read: tuple[ConfigView, list[Finding]] = view.canonical(config)
-    return read
+    read: ConfigView
+    findings: list[Finding]
+    read, findings = view.canonical(config)
+    said = {finding.where for finding in (*config.rope.conflicts, *findings)}
+    return read, [*findings, *(finding for finding in read.rope.conflicts if finding.where not in said)]
 
 
 def of_layer(family: Family, config: ConfigView, number: int) -> ConfigView:

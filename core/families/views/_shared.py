@@ -165,9 +165,10 @@ def _mask(config: ConfigView) -> Iterator[Finding]:
 
 
 def check_vocabulary_map(checkpoint: Checkpoint, config: ConfigView) -> Iterator[Finding]:
-    """Reads ``d2t``, which says how far from a draft id its id in the target's vocabulary is.
+    """Reads ``d2t``, which says how far from a draft id its id in the target's vocabulary is, and ``t2d``.
 
-    Every id that comes out must be one of the target's, and no two the same.
+    Every id that comes out must be one of the target's, and no two the same; and ``t2d`` has to be true for them
+    alone.
     """
     table, vocabulary = checkpoint.tensors.get("d2t"), config.get("vocab_size")
     form = {"I64": "q", "I32": "i"}.get(table.dtype) if table else None
@@ -199,6 +200,26 @@ def check_vocabulary_map(checkpoint: Checkpoint, config: ConfigView) -> Iterator
             expected=len(ids),
             found=len(set(ids)),
             hint="its entries are offsets, target id minus draft id; download the drafter again",
+        )
+    else:
+        yield from _check_flags(checkpoint, ids, vocabulary)
+
+
+def _check_flags(checkpoint: Checkpoint, ids: Sequence[int], vocabulary: int) -> Iterator[Finding]:
+    """``t2d`` against the target ids that ``d2t`` leads to; engines take one of the two, or both."""
+    table = checkpoint.tensors.get("t2d")
+    if table is None or table.shape != (vocabulary,) or table.dtype not in ("BOOL", "U8"):
+        return  # the inventory says so
+    flagged = {number for number, flag in enumerate(checkpoint.read(table)) if flag}
+    if other := sorted(flagged.symmetric_difference(ids)):
+        yield problem(
+            "DRAFTER-VOCABULARY-MAP",
+            f"d2t and t2d disagree on {len(other)} of the target's ids, "
+            f"such as {', '.join(map(str, other[:_SHOWN]))}",
+            "t2d",
+            expected=len(ids),
+            found=len(flagged),
+            hint="one of them belongs to another drafter, or was changed; download the drafter again",
         )
 
 

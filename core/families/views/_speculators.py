@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from draftpair.checkpoint import ConfigView
+from draftpair.checkpoint.wording import printable, some
 from draftpair.families.views._shared import at, problem, spelt
 from draftpair.findings import Finding
 
@@ -51,7 +52,8 @@ def _taps(config: ConfigView) -> tuple[ConfigView, list[Finding]]:
         conflicts.append(
             problem(
                 "CONFIG-CONFLICT",
-                f"aux_hidden_state_layer_ids {ids} are the outputs of layers {taps}, target_layer_ids says {stated}",
+                f"aux_hidden_state_layer_ids {_shown(ids)} are the outputs of layers {_shown(taps)}, target_layer_ids "
+                f"says {_shown(stated)}",
                 "/target_layer_ids",
                 expected=taps,
                 found=stated,
@@ -75,9 +77,13 @@ def _method(config: ConfigView) -> tuple[ConfigView, list[Finding]]:
     return config, [
         problem(
             "CONFIG-PROPOSAL-METHOD",
-            f"the default proposal method {name!r} is not among those listed, {types}",
+            f"the default proposal method {_shown(name)} is not among those listed, {some([repr(t) for t in types])}",
             "/speculators_config/default_proposal_method",
             expected=types,
             found=name,
         )
     ]
+
+
+def _shown(value: Any) -> str:
+    return printable(repr(value), 60)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from draftpair.checkpoint import Checkpoint, ConfigView
+from draftpair.checkpoint.wording import printable
 from draftpair.families.views._shared import check_numbers, counted, lifted, problem, whole
 from draftpair.findings import Finding
 
@@ -65,7 +66,8 @@ def _auxiliary(config: ConfigView) -> Iterator[Finding]:
     if auxiliary != expected:
         yield problem(
             "CONFIG-TAPS-AUXILIARY",
-            f"{_AUXILIARY} is {auxiliary} and target_layer_ids {taps}; the former are the latter, each one higher",
+            f"{_AUXILIARY} is {printable(repr(auxiliary), 60)} and target_layer_ids {printable(repr(taps), 60)}; the "
+            f"former are the latter, each one higher",
             config.where(_AUXILIARY),
             expected=expected,
             found=auxiliary,
