@@ -13,11 +13,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from draftpair.checkpoint import Checkpoint, nbytes
+from draftpair.checkpoint.card import CARD, card_fields
 from draftpair.checkpoint.wording import count, printable
 from draftpair.families.record import SplitFamily
 from draftpair.findings import Finding
-
-CARD = "README.md"
 
 Fields = Mapping[str, str | list[str]]
 """Fields of a card's front matter."""
@@ -25,7 +24,6 @@ Fields = Mapping[str, str | list[str]]
 _TAGS = ("mlx", "mtp", "speculative-decoding", "draft-model")
 _INHERITED = ("license", "license_name", "license_link", "language")
 _ABSENT = ("", "~", "null", "Null", "NULL")
-_LONGEST = 1 << 16
 _SHOWN = 8
 
 _HUB = "https://huggingface.co"
@@ -78,20 +76,8 @@ def model_card(
 
 def inherited_fields(checkpoint: Checkpoint) -> tuple[Fields, list[Finding]]:
     """Licence and language as the source's card states them; a warning when it cannot be understood."""
-    if not checkpoint.has_file(CARD):
-        return {}, []
-    text = checkpoint.read_bytes(CARD)[:_LONGEST].decode("utf-8", "replace")
-    front = re.match(r"\s*---[ \t]*\r?\n(.*?)\r?\n---[ \t]*(?:\r?\n|$)", text, re.DOTALL)
-    if front is None:
-        return {}, []
-    import yaml
-
-    try:
-        # Every scalar as text: YAML takes the language code `no` for a boolean.
-        fields = yaml.load(front[1], yaml.BaseLoader)
-    except (yaml.YAMLError, RecursionError):
-        fields = None
-    if not isinstance(fields, dict):
+    fields = card_fields(checkpoint)
+    if fields is None:
         return {}, [_unreadable()]
     return {key: fields[key] for key in _INHERITED if _is_stated(fields.get(key))}, []
 

@@ -187,6 +187,8 @@ def validate(
     """
     from draftpair.validate import validate_one, validate_pair
 
+    if drafter is None and (draft_kind is not None or draft_block_size is not None):
+        raise Usage("a draft kind or block size was given and no drafter", hint="give the drafter as well")
     first = open_checkpoint(target)
     if drafter is None:
         verdict = validate_one(first, values=values)
@@ -233,6 +235,8 @@ def _judge_line(line: Line, values: bool | None) -> dict[str, Any]:
             verdict = validate_pair(target, drafter, width, kind=asked["draft_kind"], values=values)
     except ToolError as error:
         return failed(line, asked, error)
+    except Exception as error:  # noqa: BLE001 - for a line this is the outermost: the rest of the list goes on
+        return failed(line, asked, ToolError(f"this is a bug in draftpair: {type(error).__name__}: {error}"))
     report = envelope("validate", verdict.inputs, verdict.body())
     return {
         "line": line.number,

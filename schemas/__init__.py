@@ -87,15 +87,16 @@ def validator(part: Mapping[str, Any], schema: Mapping[str, Any]) -> Validator:
 
 @cache
 def _finite_validator() -> type[Validator]:
-    from jsonschema import Draft202012Validator
-    from jsonschema.validators import extend
+    from jsonschema import Draft202012Validator, validators
 
     known = Draft202012Validator.TYPE_CHECKER
 
     def is_number(_: object, value: object) -> bool:
         return known.is_type(value, "number") and (not isinstance(value, float) or isfinite(value))
 
-    return extend(Draft202012Validator, type_checker=known.redefine("number", is_number))
+    extend: Any = validators.extend  # it has no types
+    finite: type[Validator] = extend(Draft202012Validator, type_checker=known.redefine("number", is_number))
+    return finite
 
 
 @lru_cache(maxsize=1)

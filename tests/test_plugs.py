@@ -181,6 +181,18 @@ def test_a_strict_action_fails_on_doubt(folders: Folders) -> None:
     assert [done.returncode for done, _ in doubtful] == [0, 1]
 
 
+@pytest.mark.parametrize("inputs", [{"strict": "yes"}, {"sarif-file": "file/draftpair.sarif"}])
+def test_the_action_refuses_an_input_that_it_could_only_pass_over(
+    folders: Folders, inputs: dict[str, str]
+) -> None:
+    folder = folders.raw.parent
+    (folder / "file").write_text("")
+    done, outputs = acted(folder, target="target", drafter="drafter", **inputs)
+    assert (done.returncode, outputs) == (2, {"exit-code": "2"})
+    ((name, value),) = inputs.items()
+    assert f"::error::{name} is {value}" in done.stdout
+
+
 def test_both_console_scripts_are_one_program_by_two_names() -> None:
     scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
     assert scripts == {"draftpair": "draftpair.cli:main", "hf-draftpair": "draftpair.cli:main"}

@@ -1,8 +1,8 @@
 """Validates a list of pairs, one JSON object a line in and out: in parallel, in order, no bad line stopping the rest.
 
 A line in: ``{"target": ..., "drafter": ..., "draft_kind": ..., "draft_block_size": ...}``, of which all but ``target``
-may be left out or null; without a drafter nothing is asked of one. A line out: the number of the line, what it asked for, the exit code that `validate` would
-have had, and the report, or the error that stood in its way.
+may be left out or null; the last two go with a drafter. A line out: the number of the line, what it asked for, the
+exit code that `validate` would have had, and the report, or the error that stood in its way.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import BrokenExecutor, Future, ProcessPoolExecutor
 from functools import lru_cache
 from itertools import islice
 from typing import Any, NamedTuple
@@ -88,10 +88,17 @@ def _in_order(
     """The results by number of the line, each as soon as all before it are there."""
     owner = {line.number: (group[0].number, future) for group, future in running for line in group}
     done: dict[int, dict[str, Any]] = {}
+    lines = {line.number: line for group, _ in running for line in group}
     for number in sorted(owner):
         if number not in done:
-            done |= {result["line"]: result for result in owner[number][1].result()}
+            try:
+                done |= {result["line"]: result for result in owner[number][1].result()}
+            except BrokenExecutor:
+                done[number] = failed(lines[number], None, ToolError(_ENDED, hint="judge this pair alone"))
         yield done.pop(number)
+
+
+_ENDED = "the process that was to judge this pair, or one beside it, was ended"
 
 
 def parse_line(text: str) -> dict[str, Any]:

@@ -10,9 +10,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from draftpair.checkpoint import Checkpoint
+from draftpair.checkpoint.card import CARD, card_fields, card_text
 
-CARD = "README.md"
-_CARD_BYTES, _FRONT_CHARACTERS = 1 << 20, 1 << 16
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 _SPEED = re.compile(r"tok(?:en)?s?\s*(?:/|per)\s*s|speed-?\s?up|\d\s*x faster", re.IGNORECASE)
 
@@ -42,7 +41,7 @@ def claim_facts(target: Checkpoint, drafter: Checkpoint, proven: bool) -> dict[s
 
 def card_speaks_of_speed(drafter: Checkpoint) -> bool:
     """Whether the drafter's card has a figure of speed in it."""
-    return bool(_SPEED.search(_card(drafter)))
+    return bool(_SPEED.search(card_text(drafter)))
 
 
 def _made_for(drafter: Checkpoint) -> tuple[list[str], str | None]:
@@ -65,26 +64,6 @@ def _own_names(checkpoint: Checkpoint) -> Iterator[str]:
 
 def _card_models(checkpoint: Checkpoint) -> list[str]:
     """The models that a card's front matter calls its base; none where it is no YAML."""
-    text = _card(checkpoint)
-    if not text.startswith("---"):
-        return []
-    import yaml
-
-    front = text[3:].split("\n---", 1)[0]
-    if len(front) > _FRONT_CHARACTERS:
-        front = front[:_FRONT_CHARACTERS].rpartition("\n")[0]  # part of a name would be another name
-    try:
-        # All values as text: a date or a number that its tag does not allow is nobody's business here.
-        front = yaml.load(front, Loader=yaml.BaseLoader)
-    except (yaml.YAMLError, ValueError, OverflowError, RecursionError):
-        return []
-    named = front.get("base_model") if isinstance(front, dict) else None
+    named = (card_fields(checkpoint) or {}).get("base_model")
     listed = named if isinstance(named, list) else [named]
     return [name for name in listed if isinstance(name, str) and _REPOSITORY.fullmatch(name)]
-
-
-def _card(checkpoint: Checkpoint) -> str:
-    """The text of the card, of a long one its beginning."""
-    if not checkpoint.has_file(CARD):
-        return ""
-    return checkpoint.storage.read_whole(CARD, _CARD_BYTES).decode("utf-8", "replace")

@@ -16,7 +16,7 @@ from draftpair.checkpoint.config import parse_config
 from draftpair.checkpoint.foreign import recognise
 from draftpair.checkpoint.header import Header, HeaderError, parse_header
 from draftpair.checkpoint.index import INDEX_NAME, Index, check_index, parse_index
-from draftpair.checkpoint.packings.mlx_words import AFFINE, AFFINE_BITS, AFFINE_GROUPS, FLOAT_MODES
+from draftpair.checkpoint.packings.mlx_words import AFFINE
 from draftpair.checkpoint.rope import CONFIG_NAME
 from draftpair.checkpoint.shards import union
 from draftpair.checkpoint.storage import Folder
@@ -26,7 +26,7 @@ from draftpair.errors import Usage
 from draftpair.families.drafters import find_drafter
 from draftpair.families.rules import apply_rules
 from draftpair.findings import Finding, by_severity
-from draftpair.validate.quantization import check_quantization, check_twins
+from draftpair.validate.quantization import check_quantization, check_twins, is_possible
 from draftpair.validate.verdict import grade
 
 INDEX_SUFFIX = ".safetensors.index.json"
@@ -144,13 +144,12 @@ def _settings(config: dict[str, Any]) -> Iterator[Finding]:
     block = config.get("quantization")
     if not isinstance(block, dict) or {"bits", "group_size"}.isdisjoint(block):
         return
-    mode, bits, group = block.get("mode") or AFFINE, block.get("bits"), block.get("group_size")
-    affine = mode == AFFINE and bits in AFFINE_BITS and group in AFFINE_GROUPS
-    if not affine and (mode, (bits, group)) not in FLOAT_MODES.items():
+    mode, bits, group = (block.get(key) for key in ("mode", "bits", "group_size"))
+    if not is_possible(block):
         yield Finding(
             "CONFIG-QUANTIZATION",
             "error",
-            f"MLX has no mode {printable(str(mode), 60)} with bits {printable(str(bits), 60)} and group_size "
+            f"MLX has no mode {printable(str(mode or AFFINE), 60)} with bits {printable(str(bits), 60)} and group_size "
             f"{printable(str(group), 60)}",
             f"{CONFIG_NAME}#/quantization",
             found=block,

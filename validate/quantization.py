@@ -37,10 +37,10 @@ def check_quantization(checkpoint: Checkpoint) -> Iterator[Finding]:
         yield _finding(
             f"the quantization block states no {stated}; packed are {some(packed, 2)}", block, None
         )
-    elif packed and not _is_possible(settings):
+    elif packed and not is_possible(settings):
         yield _finding(f"MLX has no {_stated(settings)}; packed are {some(packed, 2)}", block, settings)
     for module, own in settings.items():
-        if isinstance(own, dict) and not own.keys().isdisjoint(_SETTINGS) and not _is_possible(own):
+        if isinstance(own, dict) and not own.keys().isdisjoint(_SETTINGS) and not is_possible(own):
             yield _finding(
                 f"{printable(module)} has settings of its own, and MLX has no {_stated(own)}",
                 f"{block}/{module}",
@@ -78,7 +78,7 @@ def _packed(checkpoint: Checkpoint) -> list[str]:
     ]
 
 
-def _is_possible(settings: Mapping[str, Any]) -> bool:
+def is_possible(settings: Mapping[str, Any]) -> bool:
     """Whether MLX has a packing with everything that is stated; for a module it fills in what is not."""
     mode, bits, group = (settings.get(key) for key in _SETTINGS)
     mode = AFFINE if mode is None else mode

@@ -9,7 +9,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from draftpair.checkpoint import Checkpoint
-from draftpair.validate.claims import CARD, card_speaks_of_speed
+from draftpair.checkpoint.card import CARD
+from draftpair.validate.claims import card_speaks_of_speed
 
 NOT_STATED = "not stated"
 _COMPARED = (

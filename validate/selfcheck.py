@@ -42,7 +42,9 @@ _UNREADABLE = frozenset(
 
 def is_unreadable(checkpoint: Checkpoint) -> bool:
     """Whether files are missing or damaged, so that whatever else were said of the checkpoint would be a guess."""
-    return any(finding.rule in _UNREADABLE and finding.level == "error" for finding in checkpoint.findings)
+    errors = [finding for finding in checkpoint.findings if finding.level == "error"]
+    # A finding with a pointer is about one value of config.json.
+    return any(finding.rule in _UNREADABLE and "#" not in (finding.where or "") for finding in errors)
 
 
 def check_drafter(checkpoint: Checkpoint, match: DrafterMatch, values: bool = True) -> list[Finding]:

@@ -60,7 +60,9 @@ _CODES = {"F8_E4M3": 0x7F, "F8_E5M2": 0x7F, "F4": 0x77, "U32": 0xFF, "I32": 0xFF
 # Trained gains reach a few hundred; engines that compute in float16 have no larger number.
 _LARGEST_GAIN = 65504.0
 
-Problem = Literal["nonfinite", "zero", "overflow", "constant", "hole", "scales", "equal scales", "absurd scales"]
+Problem = Literal[
+    "nonfinite", "zero", "overflow", "constant", "hole", "scales", "equal scales", "absurd scales"
+]
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,10 @@ from typing import Any, BinaryIO, TextIO
 
 import click
 
+from draftpair.checkpoint.strict_json import MAX_JSON_BYTES, JSONProblem, parse_json
 from draftpair.cli._common import asked_kind
 from draftpair.cli._reports import emit_reports, format_options, strict_option
 from draftpair.cli._streams import ReaderGone
-from draftpair.checkpoint.strict_json import MAX_JSON_BYTES, JSONProblem, parse_json
 from draftpair.errors import Usage
 
 

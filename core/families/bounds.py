@@ -9,8 +9,10 @@ from typing import Any
 
 from draftpair.families.specs import MOST
 
-_MOST_KEYS = 20 * MOST
-"""Most keys of one object: settings of each matrix of each expert of each layer, with room to spare."""
+_MOST_KEYS = 3 * MOST
+"""Most keys of one object. The longest are lists of labels, and settings by module."""
+_UNREAD = "quantization_config"
+"""What other packings than MLX's say, for each matrix of each expert: no rule reads it, so it may be of any length."""
 
 
 def overlong(document: Mapping[str, Any]) -> tuple[str, int, int] | None:
@@ -31,17 +33,17 @@ def no_numbers(document: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
     In a list infinity may be the open end of a range, as in Mamba's ``time_step_limit``.
     """
     for pointer, value, parent in _nested(document):
-        if isinstance(value, float) and not math.isfinite(value):
-            if math.isnan(value) or not isinstance(parent, list):
-                yield pointer, value
+        in_list = isinstance(parent, list)
+        if isinstance(value, float) and (math.isnan(value) or (math.isinf(value) and not in_list)):
+            yield pointer, value
 
 
 def _nested(document: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
-    """Every value of a document, outer ones first, with its JSON pointer and what it is an entry of."""
+    """Every value that rules may read, outer ones first, with its JSON pointer and what it is an entry of."""
     waiting: deque[tuple[str, Any, Any]] = deque([("", document, None)])
     while waiting:
         pointer, value, parent = waiting.popleft()
         yield pointer, value, parent
         if isinstance(value, (list, Mapping)):
             entries = value.items() if isinstance(value, Mapping) else enumerate(value)
-            waiting.extend((f"{pointer}/{key}", entry, value) for key, entry in entries)
+            waiting.extend((f"{pointer}/{key}", entry, value) for key, entry in entries if key != _UNREAD)

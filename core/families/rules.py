@@ -10,8 +10,8 @@ annotation ``rule``::
 Rules that hold for every pair are those of ``pair-rules``, to which a family's ``pair`` refers; a family's own rule
 takes the place of the common one with its id. ``{/pointer}`` in a message and the pointers ``expected`` and ``found``
 are filled from the document; without them the schema's own keyword value and the offending value are reported.
-``{problem}`` in a message is the offending place and what the schema has against it, or the key that is missing. A rule whose id ends in
-``-UNKNOWN`` says that the check could not be made.
+``{problem}`` in a message is the offending place and what the schema has against it, or the key that is missing.
+A rule whose id ends in ``-UNKNOWN`` says that the check could not be made.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from functools import cache
+from math import isnan
 from typing import TYPE_CHECKING, Any
 
 from draftpair.checkpoint import ConfigView
@@ -29,7 +30,6 @@ from draftpair.findings import Finding
 from draftpair.schemas import load_schema, schema_by_id, validator
 
 if TYPE_CHECKING:
-    from jsonschema import ValidationError
     from jsonschema.protocols import Validator
 
 _ORIGINAL = "compare config.json with the original repository's"
@@ -109,7 +109,8 @@ def _apply(
     )
 
 
-def _problem(error: ValidationError, place: str) -> str:
+def _problem(error: Any, place: str) -> str:
+    """What a schema has against a document; a validator names the keys that are missing one by one."""
     if error.validator != "required":
         return f"{place}: {printable(error.message)}"
     missing = next(key for key in error.validator_value if key not in error.instance)
@@ -130,7 +131,8 @@ def _overlong(pointer: str, entries: int, most: int, file: str | None, config: C
 
 
 def _no_number(value: float, where: str) -> Finding:
-    message = f"{printable(where)} is {'NaN' if value != value else 'infinite'}: no drafter is computed with it"
+    said = "NaN" if isnan(value) else "infinite"
+    message = f"{printable(where)} is {said}: no drafter computes with such a number"
     return Finding("CONFIG-NUMBER", "error", message, where, found=str(value), hint=_ORIGINAL)
 
 

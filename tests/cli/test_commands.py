@@ -170,6 +170,42 @@ def test_a_bad_option_is_wrong_usage_and_writes_nothing(
     assert not output.exists()
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["target", "--jobs", "2"],
+        ["--facts", "facts.json", "--jobs", "2"],
+        ["--facts", "facts.json", "--draft-kind", "mtp"],
+        ["--facts", "facts.json", "--draft-block-size", "3"],
+        ["--facts", "facts.json", "--no-values"],
+    ],
+    ids=" ".join,
+)
+def test_an_option_that_would_decide_nothing_is_wrong_usage(
+    folders: Folders, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, words: list[str]
+) -> None:
+    monkeypatch.chdir(folders.raw.parent)
+    _, report = report_of(capsys, "validate", "target", "drafter")
+    Path("facts.json").write_text(json.dumps(report["facts"]))
+    option = next(word for word in reversed(words) if word.startswith("--")).replace("--no-", "--")
+    assert run(["validate", *words]) == 2
+    assert f"{option} " in capsys.readouterr().err
+
+
+def test_a_line_that_cannot_be_understood_stops_no_other(
+    folders: Folders, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    good = json.dumps({"target": str(folders.target), "drafter": str(folders.drafter)})
+    other = json.dumps({"target": str(folders.target), "draft_kind": "mtp"})
+    listed = tmp_path / "pairs.jsonl"
+    listed.write_bytes("\n".join(['{"target": "modèle"}', other, good]).encode("latin-1"))
+    assert run(["validate", "--pairs", str(listed), "--jobs", "1"]) == 2
+    encoding, lonely, fine = map(json.loads, capsys.readouterr().out.splitlines())
+    assert "not UTF-8" in encoding["error"]["message"]
+    assert "draft_kind" in lonely["error"]["message"]
+    assert fine["exit_code"] == 0
+
+
 @pytest.mark.parametrize("output", ["", "a\0b"], ids=["empty", "NUL"])
 def test_an_output_that_is_no_path_is_wrong_usage(
     folders: Folders, capsys: pytest.CaptureFixture[str], output: str

@@ -230,6 +230,24 @@ def test_a_table_with_one_target_id_twice_is_an_error(tmp_path: Path) -> None:
 PACKED = top(quantization={"bits": 4, "group_size": 32}, quantization_config={"bits": 4, "group_size": 32})
 
 
+@pytest.mark.parametrize("dtype", ["BOOL", "U8"])
+def test_both_tables_of_a_vocabulary_name_the_same_ids(tmp_path: Path, dtype: str) -> None:
+    def change(*other: int) -> TensorChange:
+        def write(tensors: Tensors) -> None:
+            flags = tensors["t2d"][0].astype("|u1")
+            flags[list(other)] ^= 1
+            tensors["t2d"] = flags, dtype
+
+        return write
+
+    assert not errors(write_drafter(tmp_path / "whole", FAMILY, "speculators_reduced", tensors=change()))
+    folder = write_drafter(tmp_path / "other", FAMILY, "speculators_reduced", tensors=change(3, 4, 5))
+    (found,) = errors(folder).values()
+    assert (found.rule, found.where) == ("DRAFTER-VOCABULARY-MAP", "t2d")
+    assert (found.expected, found.found) == (32, 33)
+    assert "3 of the target's ids, such as 3, 4, 5" in found.message
+
+
 def packed(tensors: Tensors) -> None:
     tensors.update(to_affine(tensors, 32))
 
@@ -264,6 +282,29 @@ def test_sliding_layers_without_a_word_on_causality_are_noted(tmp_path: Path) ->
 def test_a_base_of_the_rotation_that_is_not_stated_is_a_warning(tmp_path: Path) -> None:
     found = drafter_findings(write_drafter(tmp_path, FAMILY, "old_shape", without("rope_theta")))
     assert [f.level for f in found if f.rule == "CONFIG-ROPE-UNSTATED"] == ["warning"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "is_stated"),
+    [
+        ({"rope_type": "default"}, False),
+        ({"full_attention": {"rope_type": "default"}}, False),
+        ({"full_attention": {"rope_theta": 1e4}, "sliding_attention": {"rope_theta": 1e4}}, True),
+    ],
+    ids=["flat", "by type", "by type, stated"],
+)
+def test_rope_parameters_have_to_state_the_base(
+    tmp_path: Path, settings: dict[str, object], is_stated: bool
+) -> None:
+    found = drafter_findings(write_drafter(tmp_path, FAMILY, "z_lab", top(rope_parameters=settings)))
+    assert any(f.rule == "CONFIG-ROPE-UNSTATED" for f in found) != is_stated
+
+
+@pytest.mark.parametrize("base", [-1, "x", float("nan")])
+def test_the_rope_of_a_speculators_layer_is_judged_where_it_stands(tmp_path: Path, base: object) -> None:
+    change = layer(rope_parameters={"rope_type": "default", "rope_theta": base})
+    found = errors(write_drafter(tmp_path, FAMILY, "speculators", change))
+    assert found["CONFIG-PARSE"].where == "config.json#/transformer_layer_config/rope_parameters/rope_theta"
 
 
 @pytest.mark.parametrize(

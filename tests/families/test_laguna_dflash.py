@@ -247,6 +247,11 @@ CONFIG_FAULTS: dict[str, tuple[Edit, str, str]] = {
         "CONFIG-TAPS-AUXILIARY",
         "eagle_aux_hidden_state_layer_ids",
     ),
+    "ids of endless length": (
+        lambda config: config.update(eagle_aux_hidden_state_layer_ids=["x" * 100_000]),
+        "CONFIG-TAPS-AUXILIARY",
+        "eagle_aux_hidden_state_layer_ids",
+    ),
     "two block sizes": (lambda config: config.update(block_size=8), "CONFIG-CONFLICT", "block_size"),
     "biases": (lambda config: config.update(qkv_bias=True), "CONFIG-BIAS", "qkv_bias"),
     "a packing of another kind": (

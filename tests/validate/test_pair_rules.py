@@ -287,12 +287,6 @@ def test_the_card_of_a_drafter_is_held_against_the_name_of_the_target(
     assert ("PAIR-CLAIM" in {f["rule"] for f in report["findings"]}) == (relation == "other")
 
 
-def test_the_card_of_a_target_names_it_too(folders: tuple[Path, Path]) -> None:
-    for folder, model in zip(folders, ("example/other", "example/base"), strict=True):
-        (folder / "README.md").write_text(f"---\nbase_model: {model}\n---\n", encoding="utf-8")
-    assert said(*folders)["PAIR-CLAIM"]["expected"] == ["example/other"]
-
-
 def test_a_config_of_speculators_names_its_verifier(tmp_path: Path) -> None:
     target = tapped.write_target(tmp_path / "target")
     drafter = tapped.write_drafter(tmp_path / "drafter", "dflash", "speculators")

@@ -16,6 +16,7 @@ from draftpair.validate.values import EVEN, check_values, unevenness
 from fixtures import (
     deepseek_v3,
     deepseek_v4,
+    gemma4_assistant,
     glm4_moe,
     glm4_moe_lite,
     glm4_moe_lite_copy,
@@ -135,6 +136,28 @@ def test_nothing_but_zeros(made: Path, tmp_path: Path, end: str, zero: int) -> N
     assert said(changed(made / "plain", tmp_path / "bad", filled(name, zero))) == [
         ("DRAFTER-TENSOR-VALUES", "error", name)
     ]
+
+
+@pytest.mark.parametrize(("word", "is_told"), [(0x4780, True), (0xC780, True), (0x477F, False)])
+def test_a_gain_beyond_float16(made: Path, tmp_path: Path, word: int, is_told: bool) -> None:
+    """In bfloat16 65,536 and its negative, and 65,280."""
+    name = ending(made / "plain", "enorm.weight")
+
+    def spoil(words: Array) -> Array:
+        words = words.copy()
+        words.flat[5] = word
+        return words
+
+    bad = changed(made / "plain", tmp_path / "bad", altered(name, spoil))
+    assert (("DRAFTER-TENSOR-VALUES", "error", name) in said(bad)) == is_told
+
+
+@pytest.mark.parametrize(("word", "is_told"), [(0, True), (0x8000, True), (0x4780, True), (0xBF80, False)])
+def test_the_scalar_of_a_layer(tmp_path: Path, word: int, is_told: bool) -> None:
+    folder, name = gemma4_assistant.write_drafter(tmp_path / "drafter"), "model.layers.0.layer_scalar"
+    assert found(folder) == []
+    edit_tensors(folder, filled(name, word))
+    assert said(found(folder)) == ([("DRAFTER-TENSOR-VALUES", "error", name)] if is_told else [])
 
 
 def test_one_number_all_over_a_matrix(made: Path, tmp_path: Path) -> None:
