@@ -14,11 +14,12 @@ from math import prod
 from typing import Any
 
 from draftpair.checkpoint import Checkpoint, TensorInfo
+from draftpair.checkpoint.card import CARD
 from draftpair.checkpoint.manifest import MANIFEST
 from draftpair.checkpoint.stored import Stored
 from draftpair.checkpoint.writer import Output
 from draftpair.convert.block_size import BlockSize, choose_block_size
-from draftpair.convert.card import CARD, Fields, inherited_fields
+from draftpair.convert.card import Fields, inherited_fields
 from draftpair.convert.companions import Companion, find_companions, is_companion
 from draftpair.convert.copies import left_out_copies
 from draftpair.convert.destination import CONFIG, INDEX, WEIGHTS, check_destination, replaced_note

@@ -13,11 +13,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from draftpair.checkpoint.card import CARD
 from draftpair.checkpoint.fingerprint import fingerprint
 from draftpair.checkpoint.folder import final_path, staged_folder
 from draftpair.checkpoint.hub.fetch import fetch_ranges
 from draftpair.checkpoint.manifest import MANIFEST
-from draftpair.convert.card import CARD, model_card
+from draftpair.convert.card import model_card
 from draftpair.convert.companions import copy_companion
 from draftpair.convert.destination import CONFIG, INDEX, WEIGHTS, check_destination, is_superseded
 from draftpair.convert.manifest import index, manifest, to_json

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from jsonschema.protocols import Validator
 
 _ORIGINAL = "compare config.json with the original repository's"
+# Facts of a pair may be sentences.
+_LONGEST = 400
 _PLACEHOLDER = re.compile(r"\{(/[^{}]*)\}")
 
 
@@ -155,7 +157,7 @@ def look_up(document: Any, pointer: str) -> Any:
 
 
 def _shown(value: Any) -> str:
-    return printable(value if isinstance(value, str) else json.dumps(value))
+    return printable(value if isinstance(value, str) else json.dumps(value), _LONGEST)
 
 
 def _keyword_value(error: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What a fresh user or an enemy can still break: input that ends badly, false alarms, false peace, misleading words."""
+"""What a new user or an enemy gives: input that ends badly, false alarms, false peace, misleading words."""
 
 from __future__ import annotations
 
