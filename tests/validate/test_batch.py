@@ -157,3 +157,13 @@ def test_facts_that_are_none(tmp_path: Path, text: str, capsys: pytest.CaptureFi
     document.write_text(text)
     assert run(["validate", "--facts", str(document)]) == 2
     assert "error" in capsys.readouterr().err
+
+
+def test_a_bug_on_a_line_stops_no_other(folders: Folders, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*args: Any, **options: Any) -> None:
+        raise ZeroDivisionError("on purpose")
+
+    monkeypatch.setattr("draftpair.validate.validate_pair", fails)
+    first, second = results([line(folders.target, folders.drafter), line(folders.raw)])
+    assert (first["exit_code"], second["exit_code"]) == (3, 0)
+    assert "this is a bug in draftpair: ZeroDivisionError: on purpose" in first["error"]["message"]
