@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from draftpair.checkpoint import Checkpoint, ConfigView, TensorInfo
 from draftpair.checkpoint.memo import per_checkpoint
+from draftpair.checkpoint.wording import printable
 from draftpair.families import load_families
 from draftpair.families.heads import chosen, wanted
 from draftpair.families.record import Family
@@ -37,11 +38,9 @@ def find_drafter(checkpoint: Checkpoint) -> DrafterMatch | None:
     if family:
         problems = _disagreement(family, checkpoint, marks)
     else:
-        most = max(map(len, marks.values()))
-        pointed = [candidate for candidate, found in marks.items() if found and len(found) == most]
-        if len(pointed) != 1:
+        family = _by_config(marks)
+        if family is None:
             return None
-        family = pointed[0]
         problems = [_no_tensors(family, marks[family], checkpoint)]
     config, conflicts = canonical(family, checkpoint.config)
     return DrafterMatch(family, config, (*problems, *conflicts))
@@ -76,6 +75,17 @@ def _by_tensors(checkpoint: Checkpoint, marks: dict[Family, dict[str, str]]) -> 
 
     best = max(marks, key=rank, default=None)
     return best if best and rank(best)[0] else None
+
+
+def _by_config(marks: dict[Family, dict[str, str]]) -> Family | None:
+    """The one family with most marks that name it, then with most marks at all; None where several have as many."""
+
+    def rank(family: Family) -> tuple[int, int]:
+        return sum(key in _NAMING for key in marks[family]), len(marks[family])
+
+    most = max(map(rank, marks))
+    pointed = [family for family in marks if marks[family] and rank(family) == most]
+    return pointed[0] if len(pointed) == 1 else None
 
 
 def _disagreement(
@@ -155,7 +165,7 @@ def _disagrees(family: Family, level: Level, said: str, config: ConfigView) -> F
     return Finding(
         "DRAFTER-MODEL-TYPE",
         level,
-        f"the tensors are those of a {family.name} drafter; config.json says {said}",
+        f"the tensors are those of a {family.name} drafter; config.json says {printable(said)}",
         where="config.json#/model_type",
         expected=spec.model_type or [*spec.architectures, *spec.speculators],
         found=config.root_model_type,
@@ -168,7 +178,7 @@ def _no_tensors(family: Family, marks: dict[str, str], checkpoint: Checkpoint) -
     return Finding(
         "DRAFTER-TENSORS",
         "error",
-        f"config.json says {said}, but no tensor of such a drafter is there",
+        f"config.json says {printable(said)}, but no tensor of such a drafter is there",
         where=f"config.json#{checkpoint.config.where(key) or ''}",
         expected=list(family.drafter.markers),
         found=[],

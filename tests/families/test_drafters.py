@@ -24,6 +24,15 @@ def family_of(folder: Path, config: dict[str, Any]) -> str | None:
         ({"architectures": ["DFlashDraftModel"], "dflash_config": {"mask_token_id": 1}}, "dflash"),
         ({"architectures": ["DFlash2DraftModel"], "dflash_config": {"mask_token_id": 1}}, "dflash2"),
         ({"model_type": "qwen3", "dflash_config": {"mask_token_id": 1}}, None),
+        (
+            {
+                "architectures": ["DFlashLagunaForCausalLM"],
+                "dflash_config": {"x": 1},
+                "draft_vocab_size": 8,
+                "eagle_aux_hidden_state_layer_ids": [2],
+            },
+            "laguna_dflash",
+        ),
         ({"model_type": "gemma4_assistant"}, "gemma4_assistant"),
         ({"speculators_model_type": "eagle3"}, "eagle3"),
         ({"model_type": "qwen3"}, None),
@@ -31,7 +40,18 @@ def family_of(folder: Path, config: dict[str, Any]) -> str | None:
         ({"architectures": [["DFlashDraftModel"], {}]}, None),
         ({"speculators_model_type": ["eagle3"]}, None),
     ],
-    ids=["dflash", "dflash2", "one of several", "type", "speculators", "ordinary", "text", "nested", "list"],
+    ids=[
+        "dflash",
+        "dflash2",
+        "one of several",
+        "named",
+        "type",
+        "speculators",
+        "ordinary",
+        "text",
+        "nested",
+        "list",
+    ],
 )
 def test_a_config_alone(tmp_path: Path, config: dict[str, Any], family: str | None) -> None:
     assert family_of(tmp_path, config) == family

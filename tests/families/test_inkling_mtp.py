@@ -205,7 +205,10 @@ def test_a_target_without_its_head_is_told_so(tmp_path: Path) -> None:
     report = api.validate(write_checkpoint(tmp_path / "target", head=False))
     assert report["verdict"] == "sound"
     (absent,) = report["findings"]
-    assert (absent["rule"], absent["where"]) == ("HEAD-ABSENT", "/mtp_config/num_nextn_predict_layers")
+    assert (absent["rule"], absent["where"]) == (
+        "HEAD-ABSENT",
+        "config.json#/mtp_config/num_nextn_predict_layers",
+    )
 
 
 FAULTS: dict[str, tuple[Change, str]] = {
