@@ -157,9 +157,10 @@ def _inverted(name: str, where: str, vocab: Any) -> dict[int, str]:
     """String to id, turned into id to string. Raises Refused when a value is no id."""
     if not isinstance(vocab, dict):
         raise _bad(name, where, vocab, "an object of strings to ids")
-    for piece, number in vocab.items():
-        if not _is_id(number):
-            raise _bad(name, f"{where}/{piece}", number, "an id")
+    # All at once: a vocabulary has hundreds of thousands of entries.
+    if not set(map(type, vocab.values())) <= {int} or min(vocab.values(), default=0) < 0:
+        piece, number = next((piece, number) for piece, number in vocab.items() if not _is_id(number))
+        raise _bad(name, f"{where}/{piece}", number, "an id")
     return dict(zip(vocab.values(), vocab.keys(), strict=True))
 
 

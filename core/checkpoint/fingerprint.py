@@ -57,7 +57,7 @@ def fingerprint(checkpoint: Checkpoint, exclude: Sequence[str] = ()) -> dict[str
     sampled = _spread([t for t in outside if whole and len(t.shape) > 1])
     has_config = checkpoint.has_file("config.json")
     return {
-        "headers_sha256": _hash(_line(t.name, t.dtype, t.shape) for t in tensors),
+        "headers_sha256": _hash(map(_header_line, tensors)),
         "norms_sha256": _hash(_exactly(norms)) if norms else None,
         "norms": {
             unwrapped(t.name) if names[unwrapped(t.name)] == 1 else t.name: forms(values)
@@ -73,10 +73,11 @@ def unwrapped(name: str) -> str:
 
     `model.language_model.layers.0.q_norm.weight` and `layers.0.q_norm.weight` are one; `mtp.norm.weight` stays.
     """
-    parts = name.split(".")
-    while len(parts) > 1 and parts[0] in _WRAPPERS:
-        del parts[0]
-    return ".".join(parts)
+    module, dot, rest = name.partition(".")
+    while dot and module in _WRAPPERS:
+        name = rest
+        module, dot, rest = name.partition(".")
+    return name
 
 
 def forms(values: np.ndarray) -> list[str]:
@@ -139,6 +140,14 @@ def _exactly(norms: Iterable[tuple[TensorInfo, np.ndarray]]) -> Iterator[bytes]:
     for tensor, values in norms:
         yield _line(tensor.name, tensor.shape)
         yield values.astype("<f4").tobytes()
+
+
+def _header_line(tensor: TensorInfo) -> bytes:
+    """As `_line` has it; a name that needs no escapes is what a checkpoint has ten thousands of."""
+    name = tensor.name
+    if name.isascii() and name.isprintable() and not {'"', "\\"}.intersection(name):
+        return f'["{name}", "{tensor.dtype}", {list(tensor.shape)}]\n'.encode()
+    return _line(name, tensor.dtype, tensor.shape)
 
 
 _ENCODER = json.JSONEncoder(ensure_ascii=False)

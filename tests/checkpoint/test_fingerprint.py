@@ -11,7 +11,8 @@ import pytest
 
 from draftpair.checkpoint import open_checkpoint
 from draftpair.checkpoint.dtypes import from_float32, to_float32
-from draftpair.checkpoint.fingerprint import _spread, fingerprint, forms, unwrapped
+from draftpair.checkpoint.fingerprint import _header_line, _spread, fingerprint, forms, unwrapped
+from draftpair.checkpoint.header import TensorInfo
 from fixtures.glm4_moe_lite import write_checkpoint
 from fixtures.weights import write_safetensors
 
@@ -161,3 +162,10 @@ def test_a_checkpoint_with_a_missing_shard_has_no_norm_hash(tmp_path: Path) -> N
     (tmp_path / "raw" / "model-00001-of-00003.safetensors").unlink()
     found = fingerprint(open_checkpoint(tmp_path / "raw"))
     assert (found["norms_sha256"], found["samples_sha256"], found["norms"]) == (None, None, {})
+
+
+@pytest.mark.parametrize("name", ["a.b", 'a"b', "a\\b", "a\nb", "\u00e9", "\x7f", "", "a b", "model.layers.0.x"])
+def test_a_line_of_the_headers_is_json_whatever_the_name(name: str) -> None:
+    tensor = TensorInfo(name, "BF16", (2, 3), "model.safetensors", 8, 20)
+    expected = json.dumps([name, "BF16", [2, 3]], ensure_ascii=False) + "\n"
+    assert _header_line(tensor) == expected.encode()
