@@ -102,7 +102,7 @@ def test_minimax_m3_declares_seven_modules_and_holds_none(tmp_path: Path) -> Non
     folder = write_other(tmp_path / "raw", OTHER_HEADS["MiniMax-M3-VL"], head=False)
     absent = findings(folder)["HEAD-ABSENT"]
     assert (absent["expected"], absent["found"]) == (7, 0)
-    assert absent["where"] == "/text_config/num_mtp_modules"
+    assert absent["where"] == "config.json#/text_config/num_mtp_modules"
     assert "num_mtp_modules" in absent["message"]
     assert "MiniMaxAI/MiniMax-M3 repository does not" in absent["hint"]
 
