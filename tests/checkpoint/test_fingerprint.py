@@ -164,7 +164,9 @@ def test_a_checkpoint_with_a_missing_shard_has_no_norm_hash(tmp_path: Path) -> N
     assert (found["norms_sha256"], found["samples_sha256"], found["norms"]) == (None, None, {})
 
 
-@pytest.mark.parametrize("name", ["a.b", 'a"b', "a\\b", "a\nb", "\u00e9", "\x7f", "", "a b", "model.layers.0.x"])
+@pytest.mark.parametrize(
+    "name", ["a.b", 'a"b', "a\\b", "a\nb", "\u00e9", "\x7f", "", "a b", "model.layers.0.x"]
+)
 def test_a_line_of_the_headers_is_json_whatever_the_name(name: str) -> None:
     tensor = TensorInfo(name, "BF16", (2, 3), "model.safetensors", 8, 20)
     expected = json.dumps([name, "BF16", [2, 3]], ensure_ascii=False) + "\n"
