@@ -366,7 +366,7 @@ def test_the_line_of_a_pointer(here: Path, pointer: str, line: int | None) -> No
         ("{}", "/a", 1),
         ("[]", "/0", 1),
         ("3", "/0", 1),
-        ('{"a": 1,\n}', "/a", 2),  # no JSON: the line where it breaks
+        ('{"a": 1,\n"b" 2}', "/a", 2),  # no JSON: the line where it breaks
         ("", "/a", 1),
         ("[" * 100_000, "/0", None),
         ('{"a":\n' + "1" * 5000 + "}", "/a", None),
