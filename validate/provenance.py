@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from draftpair.checkpoint import Checkpoint
-from draftpair.checkpoint.fingerprint import fingerprint
+from draftpair.checkpoint.fingerprint import exact_hashes, fingerprint
 from draftpair.checkpoint.wording import some
 from draftpair.validate.manifest import read_manifest
 
@@ -36,7 +36,13 @@ def provenance(target: Checkpoint, drafter: Checkpoint) -> dict[str, Any]:
     if manifest is None:
         return {"relation": "none", "detail": None, "source": None, "revision": None}
     source = manifest["source"]
-    relation, detail = _relation(source["fingerprint"], fingerprint(target, source["prefixes"]))
+    known, prefixes = source["fingerprint"], source["prefixes"]
+    # The forms of the norms take longest, and are only asked of what is not the very same.
+    exact = exact_hashes(target, prefixes)
+    if known["norms"] and all(known[key] == value for key, value in exact.items()):
+        relation, detail = "same", None
+    else:
+        relation, detail = _relation(known, fingerprint(target, prefixes))
     return {"relation": relation, "detail": detail, "source": source["name"], "revision": source["revision"]}
 
 

@@ -48,24 +48,45 @@ def fingerprint(checkpoint: Checkpoint, exclude: Sequence[str] = ()) -> dict[str
     other tensors, evenly spaced by name. Without any such tensor, or when a weight file is absent or damaged, `norms`
     is empty and the two hashes are None. `config_sha256` covers the bytes of config.json.
     """
-    tensors = sorted(checkpoint.tensors.values(), key=lambda tensor: tensor.name)
-    excluded = tuple(unwrapped(prefix) for prefix in exclude)
-    outside = [t for t in tensors if not unwrapped(t.name).startswith(excluded)]
-    whole = not is_incomplete(checkpoint)
-    norms = list(_norms(checkpoint, [t for t in outside if whole and _is_norm(t)]))
-    names = Counter(unwrapped(tensor.name) for tensor, _ in norms)
-    sampled = _spread([t for t in outside if whole and len(t.shape) > 1])
-    has_config = checkpoint.has_file("config.json")
+    read = _Read(checkpoint, exclude)
+    names = Counter(unwrapped(tensor.name) for tensor in read.norms)
     return {
-        "headers_sha256": _hash(map(_header_line, tensors)),
-        "norms_sha256": _hash(_exactly(norms)) if norms else None,
+        **read.hashes(),
         "norms": {
-            unwrapped(t.name) if names[unwrapped(t.name)] == 1 else t.name: forms(values)
-            for t, values in norms
+            unwrapped(t.name) if names[unwrapped(t.name)] == 1 else t.name: forms(to_float32(data, t.dtype))
+            for t, data in zip(read.norms, read.norm_data, strict=True)
         },
-        "samples_sha256": _hash(_samples(checkpoint, sampled)) if sampled else None,
-        "config_sha256": _hash([checkpoint.read_bytes("config.json")]) if has_config else None,
     }
+
+
+def exact_hashes(checkpoint: Checkpoint, exclude: Sequence[str] = ()) -> dict[str, str | None]:
+    """The four hashes of a `fingerprint`, which are all it takes to tell the very same checkpoint."""
+    return _Read(checkpoint, exclude).hashes()
+
+
+class _Read:
+    """What a fingerprint is made of, read once."""
+
+    def __init__(self, checkpoint: Checkpoint, exclude: Sequence[str]) -> None:
+        self.checkpoint = checkpoint
+        self.tensors = sorted(checkpoint.tensors.values(), key=lambda tensor: tensor.name)
+        excluded = tuple(unwrapped(prefix) for prefix in exclude)
+        whole = not is_incomplete(checkpoint)
+        outside = [t for t in self.tensors if whole and not unwrapped(t.name).startswith(excluded)]
+        self.norms = [tensor for tensor in outside if _is_norm(tensor)]
+        self.norm_data = list(checkpoint.read_each((tensor, 0, tensor.nbytes) for tensor in self.norms))
+        self.sampled = _spread([tensor for tensor in outside if len(tensor.shape) > 1])
+
+    def hashes(self) -> dict[str, str | None]:
+        """All that covers bytes as they are."""
+        norms = zip(self.norms, self.norm_data, strict=True)
+        has_config = self.checkpoint.has_file("config.json")
+        return {
+            "headers_sha256": _hash(map(_header_line, self.tensors)),
+            "norms_sha256": _hash(_exactly(norms)) if self.norms else None,
+            "samples_sha256": _hash(_samples(self.checkpoint, self.sampled)) if self.sampled else None,
+            "config_sha256": _hash([self.checkpoint.read_bytes("config.json")]) if has_config else None,
+        }
 
 
 def unwrapped(name: str) -> str:
@@ -129,17 +150,21 @@ def _is_norm(tensor: TensorInfo) -> bool:
     return len(tensor.shape) == 1 and tensor.name.endswith(NORM_SUFFIX) and tensor.dtype in FLOAT_DTYPES
 
 
-def _norms(checkpoint: Checkpoint, tensors: Sequence[TensorInfo]) -> Iterator[tuple[TensorInfo, np.ndarray]]:
-    """Each of the tensors with its values in float32."""
-    wanted = ((tensor, 0, tensor.nbytes) for tensor in tensors)
-    for tensor, data in zip(tensors, checkpoint.read_each(wanted), strict=True):
-        yield tensor, to_float32(data, tensor.dtype)
-
-
-def _exactly(norms: Iterable[tuple[TensorInfo, np.ndarray]]) -> Iterator[bytes]:
-    for tensor, values in norms:
+def _exactly(norms: Iterable[tuple[TensorInfo, bytes]]) -> Iterator[bytes]:
+    for tensor, data in norms:
         yield _line(tensor.name, tensor.shape)
-        yield values.astype("<f4").tobytes()
+        yield _as_float32(data, tensor.dtype)
+
+
+def _as_float32(data: bytes, dtype: str) -> bytes:
+    """The numbers as little-endian float32; for the two usual types without numpy, whose import takes longer."""
+    if dtype == "F32":
+        return data
+    if dtype == "BF16":
+        wide = bytearray(2 * len(data))
+        wide[2::4], wide[3::4] = data[::2], data[1::2]
+        return bytes(wide)
+    return to_float32(data, dtype).astype("<f4").tobytes()
 
 
 def _header_line(tensor: TensorInfo) -> bytes:
