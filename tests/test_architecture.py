@@ -124,3 +124,16 @@ def test_inspect_and_validate_load_no_mlx(tmp_path: Path) -> None:
         "assert codes == [0, 0, 0], codes"
     )
     assert not loaded & {"mlx", "mlx_lm", "torch", "transformers", "ml_dtypes"}
+
+
+def test_the_very_source_is_proven_without_numpy(tmp_path: Path) -> None:
+    from draftpair import api
+    from draftpair.toy import write_toy
+
+    write_toy(tmp_path / "raw", with_head=True)
+    api.split_mtp(tmp_path / "raw", tmp_path / "drafter")
+    loaded = loaded_by(
+        "from draftpair.cli import run\n"
+        f"assert run(['validate', '{tmp_path}/raw', '{tmp_path}/drafter', '--no-values', '--strict']) == 0"
+    )
+    assert not loaded & {"mlx", "numpy", "yaml"}
