@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import BrokenExecutor, Future, ProcessPoolExecutor
 from functools import lru_cache
@@ -50,13 +51,19 @@ def validate_lines(
     if workers < 2:
         yield from map(judge, listed)
         return
-    with ProcessPoolExecutor(workers) as pool:
+    with ProcessPoolExecutor(workers, initializer=_end_when_told) as pool:
         running = [(group, pool.submit(_judge_all, judge, group)) for group in groups]
         try:
-            yield from _in_order(running, len(listed))
-        except GeneratorExit:
+            yield from _in_order(running)
+        finally:  # whoever stops listening does not wait for the rest of the list
             pool.shutdown(wait=False, cancel_futures=True)
-            raise
+
+
+def _end_when_told() -> None:
+    """A process of the pool ends at once: handlers that the command has for itself would turn that into a result."""
+    for name in ("SIGINT", "SIGTERM", "SIGHUP"):
+        if number := getattr(signal, name, None):
+            signal.signal(number, signal.SIG_DFL)
 
 
 def _groups(lines: Sequence[Line]) -> Iterator[list[Line]]:
@@ -83,7 +90,7 @@ def _judge_all(judge: Callable[[Line], dict[str, Any]], lines: list[Line]) -> li
 
 
 def _in_order(
-    running: Sequence[tuple[list[Line], Future[list[dict[str, Any]]]]], total: int
+    running: Sequence[tuple[list[Line], Future[list[dict[str, Any]]]]],
 ) -> Iterator[dict[str, Any]]:
     """The results by number of the line, each as soon as all before it are there."""
     owner = {line.number: (group[0].number, future) for group, future in running for line in group}

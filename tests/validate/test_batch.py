@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -167,3 +169,33 @@ def test_a_bug_on_a_line_stops_no_other(folders: Folders, monkeypatch: pytest.Mo
     first, second = results([line(folders.target, folders.drafter), line(folders.raw)])
     assert (first["exit_code"], second["exit_code"]) == (3, 0)
     assert "this is a bug in draftpair: ZeroDivisionError: on purpose" in first["error"]["message"]
+
+
+_KILLED = """
+import os, signal, time
+from draftpair import cli
+from draftpair.validate.batch import validate_lines
+
+def judge(line):
+    if "die" in line.text:
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(600)
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, cli._end)  # as the command has it
+    for result in validate_lines([f'{{"target": "{name}"}}' for name in ("wait", "die", "next", "last")], judge, 2):
+        print(result["line"], result["exit_code"], result["error"]["message"])
+"""
+
+
+def test_a_process_that_is_killed_ends_its_lines_and_not_the_command(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(_KILLED)
+    done = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, timeout=60, check=False
+    )
+    told = "3 the process that was to judge this pair, or one beside it, was ended"
+    assert (done.returncode, done.stdout.splitlines()) == (
+        0,
+        [f"{number} {told}" for number in range(1, 5)],
+    ), done.stderr
