@@ -22,7 +22,7 @@ from draftpair.validate.questions import answers
 from draftpair.validate.samples import to_be_read, unread
 from draftpair.validate.selfcheck import check_drafter, check_target
 from draftpair.validate.target_values import check_target_values, trunk_values
-from draftpair.validate.verdict import PASSING, Verdict, grade
+from draftpair.validate.verdict import PASSING, Verdict, grade, inputs_of
 from draftpair.validate.width import Width, block_width
 
 
@@ -180,15 +180,9 @@ def _verdict(
         "block_size": width.rows if width else None,
         "block_size_from": width.source if width else None,
     }
-    inputs = {
-        "target": target.source,
-        "drafter": drafter.source,
-        "target_revision": target.revision,
-        "drafter_revision": drafter.revision,
-    }
     return Verdict(
         grade(findings, "proven" if proven else "compatible"),
-        inputs,
+        inputs_of(target, drafter),
         tuple(findings),
         pair,
         facts or {},

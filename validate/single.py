@@ -14,7 +14,7 @@ from draftpair.findings import Finding
 from draftpair.validate.samples import to_be_read, unread
 from draftpair.validate.selfcheck import check_drafter, check_target, is_unreadable
 from draftpair.validate.target_values import check_target_values
-from draftpair.validate.verdict import Verdict, grade
+from draftpair.validate.verdict import Verdict, grade, inputs_of
 
 _OTHER_WEIGHTS = (".gguf", ".bin", ".pt", ".pth", ".ckpt", ".npz", ".h5", ".msgpack", ".onnx")
 """How the names of weights in other formats end."""
@@ -27,14 +27,8 @@ def validate_one(checkpoint: Checkpoint, *, values: bool | None = None) -> Verdi
     """
     own = _own_findings(checkpoint, to_be_read(checkpoint, values))
     findings = (*checkpoint.findings, *own, *unread(checkpoint, values))
-    inputs = {
-        "target": checkpoint.source,
-        "drafter": None,
-        "target_revision": checkpoint.revision,
-        "drafter_revision": None,
-    }
     fetched = (checkpoint.bytes_fetched, None)
-    return Verdict(grade(findings, "sound"), inputs, findings, None, {}, fetched=fetched)
+    return Verdict(grade(findings, "sound"), inputs_of(checkpoint), findings, None, {}, fetched=fetched)
 
 
 def _own_findings(checkpoint: Checkpoint, values: bool) -> list[Finding]:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from draftpair.checkpoint import Checkpoint
 from draftpair.findings import Finding, by_severity, has_errors, has_warnings
 
 PASSING = ("proven", "compatible")
@@ -50,3 +51,13 @@ def grade(findings: Sequence[Finding], best: str) -> str:
     if any(finding.rule.endswith("-UNKNOWN") for finding in findings):
         return "unknown"
     return "doubtful" if has_warnings(findings) else best
+
+
+def inputs_of(target: Checkpoint, drafter: Checkpoint | None = None) -> dict[str, Any]:
+    """What was judged, as reports have it: two checkpoints, or a target alone."""
+    return {
+        "target": target.source,
+        "drafter": drafter.source if drafter else None,
+        "target_revision": target.revision,
+        "drafter_revision": drafter.revision if drafter else None,
+    }

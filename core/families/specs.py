@@ -156,13 +156,12 @@ class BlockSizeSpec:
 class TapsSpec:
     """The layers of the target whose outputs the drafter reads, by the ids under config key ``ids``.
 
-    With ``convention`` "output" id i is the output of layer i, with "input" its input. ``fc`` is the tensor as wide
-    as all of them together. ``per_layer`` says that each layer of the drafter has one of its own.
+    With ``convention`` "output" id i is the output of layer i, with "input" its input. ``per_layer`` says that each
+    layer of the drafter has one of its own.
     """
 
     ids: str
     convention: str
-    fc: str
     per_layer: bool = False
 
 

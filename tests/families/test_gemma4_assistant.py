@@ -15,7 +15,6 @@ from draftpair.checkpoint import ConfigView, open_checkpoint
 from draftpair.families import load_families
 from draftpair.families.drafters import find_drafter, output_shapes
 from draftpair.families.views import canonical, of_layer
-from draftpair.schemas import check, load_schema
 from fixtures import glm4_moe_lite
 from fixtures.gemma4_assistant import (
     FULL,
@@ -27,7 +26,7 @@ from fixtures.gemma4_assistant import (
     write_target,
 )
 from fixtures.goldens import load_goldens
-from fixtures.split_heads import Change, altered, copied, edit_tensors, removed
+from fixtures.split_heads import Change, altered, copied, edit_tensors, judged, removed
 from fixtures.weights import write_json
 
 FAMILIES = ("gemma4_assistant", "gemma4_unified_assistant")
@@ -45,17 +44,6 @@ def edit(folder: Path, change: Edit) -> Path:
     change(config, config["text_config"])
     write_json(folder / "config.json", config)
     return folder
-
-
-def judged(*folders: Path) -> tuple[str, dict[str, tuple[str, str]]]:
-    """The verdict; and by rule the level, and where it is and what it says in one text. Notes are left out."""
-    report = api.validate(*folders)
-    assert check(report, load_schema("validate")) == []
-    return report["verdict"], {
-        finding["rule"]: (finding["level"], f"{finding['where']}: {finding['message']}")
-        for finding in report["findings"]
-        if finding["level"] != "note"
-    }
 
 
 @pytest.mark.parametrize("spelling", ["config", "saved"])

@@ -16,11 +16,10 @@ from draftpair.checkpoint import open_checkpoint
 from draftpair.families import load_families
 from draftpair.families.drafters import find_drafter, output_shapes
 from draftpair.families.views import canonical
-from draftpair.schemas import check, load_schema
 from fixtures import glm4_moe_lite
 from fixtures.goldens import load_goldens
 from fixtures.laguna_dflash import write_drafter, write_target
-from fixtures.split_heads import Change, altered, copied, edit_config, edit_tensors, removed
+from fixtures.split_heads import Change, altered, copied, edit_config, edit_tensors, judged, removed
 from fixtures.weights import write_json
 
 FAMILY = "laguna_dflash"
@@ -36,17 +35,6 @@ def edited(folder: Path, change: Edit) -> Path:
 def dflash(**values: Any) -> Edit:
     """Changes keys of dflash_config."""
     return lambda config: config["dflash_config"].update(values)
-
-
-def judged(*folders: Path) -> tuple[str, dict[str, tuple[str, str]]]:
-    """The verdict; and by rule the level, and where it is and what it says in one text. Notes are left out."""
-    report = api.validate(*folders)
-    assert check(report, load_schema("validate")) == []
-    return report["verdict"], {
-        finding["rule"]: (finding["level"], f"{finding['where']}: {finding['message']}")
-        for finding in report["findings"]
-        if finding["level"] != "note"
-    }
 
 
 def shapes_for(folder: Path, config: dict[str, Any]) -> dict[str, tuple[int, ...]]:

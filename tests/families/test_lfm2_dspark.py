@@ -16,7 +16,6 @@ from fixtures.tapped import (
     drafter_findings,
     drop,
     errors,
-    expected_shapes,
     family_of,
     narrow,
     nested,
@@ -24,7 +23,6 @@ from fixtures.tapped import (
     pair_errors,
     shifted,
     top,
-    variants,
     width,
     without,
     write_drafter,
@@ -32,20 +30,6 @@ from fixtures.tapped import (
 )
 
 FAMILY = "lfm2_dspark"
-VARIANTS = pytest.mark.parametrize("variant", variants(FAMILY))
-
-
-@VARIANTS
-def test_names_and_shapes_are_those_of_other_implementations(tmp_path: Path, variant: str) -> None:
-    drafter = write_drafter(tmp_path, FAMILY, variant)
-    assert expected_shapes(drafter) == variants(FAMILY)[variant]["tensors"]
-
-
-@VARIANTS
-def test_a_whole_drafter_is_recognised_and_sound(tmp_path: Path, variant: str) -> None:
-    drafter = write_drafter(tmp_path, FAMILY, variant)
-    assert family_of(drafter) == FAMILY
-    assert not errors(drafter)
 
 
 @pytest.mark.parametrize("missing", [("architectures",), ("model_type",), ("architectures", "model_type")])

@@ -15,11 +15,10 @@ from draftpair.checkpoint import ConfigView, open_checkpoint
 from draftpair.families import load_families
 from draftpair.families.drafters import find_drafter, output_shapes
 from draftpair.families.views import canonical, declared_width
-from draftpair.schemas import check, load_schema
 from fixtures import glm4_moe_lite
 from fixtures.goldens import load_goldens
 from fixtures.muse_glimmer_assistant import FAMILY, write_drafter, write_target
-from fixtures.split_heads import Change, altered, copied, edit_config, edit_tensors, removed
+from fixtures.split_heads import Change, altered, copied, edit_config, edit_tensors, judged, removed
 from fixtures.weights import write_json
 
 GOLDENS = load_goldens(Path(__file__).parents[2] / "fixtures" / f"{FAMILY}.golden.json")
@@ -29,17 +28,6 @@ Edit = Callable[[dict[str, Any]], object]
 def edited(folder: Path, change: Edit) -> Path:
     edit_config(folder, change)
     return folder
-
-
-def judged(*folders: Path) -> tuple[str, dict[str, tuple[str, str]]]:
-    """The verdict; and by rule the level, and where it is and what it says in one text. Notes are left out."""
-    report = api.validate(*folders)
-    assert check(report, load_schema("validate")) == []
-    return report["verdict"], {
-        finding["rule"]: (finding["level"], f"{finding['where']}: {finding['message']}")
-        for finding in report["findings"]
-        if finding["level"] != "note"
-    }
 
 
 @pytest.mark.parametrize("spelling", ["config", "saved"])

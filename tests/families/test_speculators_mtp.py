@@ -30,20 +30,6 @@ from fixtures.tapped import (
 )
 
 FAMILY = "speculators_mtp"
-VARIANTS = pytest.mark.parametrize("variant", variants(FAMILY))
-
-
-@VARIANTS
-def test_names_and_shapes_are_those_of_other_implementations(tmp_path: Path, variant: str) -> None:
-    drafter = write_drafter(tmp_path, FAMILY, variant)
-    assert expected_shapes(drafter) == variants(FAMILY)[variant]["tensors"]
-
-
-@VARIANTS
-def test_a_whole_drafter_is_recognised_and_sound(tmp_path: Path, variant: str) -> None:
-    drafter = write_drafter(tmp_path, FAMILY, variant)
-    assert family_of(drafter) == FAMILY
-    assert not errors(drafter)
 
 
 @pytest.mark.parametrize("missing", ["architectures", "speculators_model_type"])

@@ -10,12 +10,10 @@ from fixtures.tapped import (
     TensorChange,
     drop,
     errors,
-    expected_shapes,
     family_of,
     narrow,
     pair,
     top,
-    variants,
     without,
     write_drafter,
     write_target,
@@ -25,20 +23,11 @@ FAMILY = "xpress"
 VARIANT = "speculators"
 
 
-def test_names_and_shapes_are_those_of_speculators(tmp_path: Path) -> None:
-    drafter = write_drafter(tmp_path, FAMILY, VARIANT)
-    assert expected_shapes(drafter) == variants(FAMILY)[VARIANT]["tensors"]
-
-
 @pytest.mark.parametrize("missing", ["architectures", "speculators_model_type", "xpress_rank"])
 def test_it_is_recognised_and_refused_by_name(tmp_path: Path, missing: str) -> None:
     drafter = write_drafter(tmp_path, FAMILY, VARIANT, without(missing))
     assert family_of(drafter) == FAMILY
     assert "XPress" in errors(drafter)["FAMILY-UNSUPPORTED"].message
-
-
-def test_a_whole_drafter_has_no_other_fault(tmp_path: Path) -> None:
-    assert list(errors(write_drafter(tmp_path, FAMILY, VARIANT))) == ["FAMILY-UNSUPPORTED"]
 
 
 def test_no_target_makes_it_safe(tmp_path: Path) -> None:

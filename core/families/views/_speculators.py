@@ -10,7 +10,7 @@ from typing import Any
 
 from draftpair.checkpoint import ConfigView
 from draftpair.checkpoint.wording import printable, some
-from draftpair.families.views._shared import at, problem, spelt
+from draftpair.families.views._shared import at, problem, spelt, whole
 from draftpair.findings import Finding
 
 NESTED = "transformer_layer_config"
@@ -87,3 +87,9 @@ def _method(config: ConfigView) -> tuple[ConfigView, list[Finding]]:
 
 def _shown(value: Any) -> str:
     return printable(repr(value), 60)
+
+
+def rows_to_verify(config: ConfigView) -> tuple[int, str] | None:
+    """A row for each of the tokens that the default method proposes, and one for the bonus token."""
+    tokens = config.get("speculative_tokens")
+    return (tokens + 1, "speculative_tokens + 1 of the drafter") if whole(tokens) else None

@@ -98,6 +98,4 @@ def check_backbone(checkpoint: Checkpoint, config: ConfigView, rows: int | None)
         )
 
 
-def check_values(checkpoint: Checkpoint, config: ConfigView) -> Iterator[Finding]:
-    """The table of a vocabulary of its own."""
-    yield from check_vocabulary_map(checkpoint, config)
+check_values = check_vocabulary_map

@@ -14,7 +14,7 @@ from draftpair.families.views._shared import (
     rope_conflicts,
     whole,
 )
-from draftpair.families.views._speculators import flattened
+from draftpair.families.views._speculators import flattened, rows_to_verify
 from draftpair.findings import Finding
 
 TAPS = "eagle_aux_hidden_state_layer_ids"
@@ -48,18 +48,13 @@ def layer(config: ConfigView, number: int) -> ConfigView:
     return config.having({"first": first, "input_width": hidden * (1 + first) if whole(hidden) else hidden})
 
 
-def block_width(config: ConfigView) -> tuple[int, str] | None:
-    """A row for each of the tokens that the default method proposes, and one for the bonus token."""
-    tokens = config.get("speculative_tokens")
-    return (tokens + 1, "speculative_tokens + 1 of the drafter") if whole(tokens) else None
-
-
 def check(checkpoint: Checkpoint, config: ConfigView) -> Iterator[Finding]:
     """Numbers against each other."""
     yield from check_numbers(config)
     yield from check_width(checkpoint, config)
 
 
-def check_values(checkpoint: Checkpoint, config: ConfigView) -> Iterator[Finding]:
-    """The table of a vocabulary of its own."""
-    yield from check_vocabulary_map(checkpoint, config)
+check_values = check_vocabulary_map
+
+
+block_width = rows_to_verify

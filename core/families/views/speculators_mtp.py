@@ -7,7 +7,7 @@ from typing import Any
 
 from draftpair.checkpoint import Checkpoint, ConfigView
 from draftpair.families.views._shared import check_numbers, rope_conflicts, whole
-from draftpair.families.views._speculators import flattened
+from draftpair.families.views._speculators import flattened, rows_to_verify
 from draftpair.findings import Finding
 
 _GATED = frozenset({"qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"})
@@ -29,12 +29,9 @@ def canonical(config: ConfigView) -> tuple[ConfigView, list[Finding]]:
     return flat.having(values, where=places), [*findings, *rope_conflicts(flat)]
 
 
-def block_width(config: ConfigView) -> tuple[int, str] | None:
-    """A row for each of the tokens that the default method proposes, and one for the bonus token."""
-    tokens = config.get("speculative_tokens")
-    return (tokens + 1, "speculative_tokens + 1 of the drafter") if whole(tokens) else None
-
-
 def check(checkpoint: Checkpoint, config: ConfigView) -> Iterator[Finding]:
     """Numbers against each other."""
     yield from check_numbers(config)
+
+
+block_width = rows_to_verify
