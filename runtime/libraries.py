@@ -12,7 +12,8 @@ from contextlib import contextmanager
 from draftpair.checkpoint.wording import printable
 from draftpair.errors import Refused, ToolError
 
-_RAISED = (ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, OSError, RuntimeError, TypeError,
+# What code of other projects, and MLX, raises for files and numbers that it cannot take.
+RAISED = (ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, OSError, RuntimeError, TypeError,
            ValueError)  # fmt: skip
 
 
@@ -23,6 +24,6 @@ def reading(what: str, hint: str, also: type[Exception] = ValueError) -> Iterato
         yield
     except ToolError:
         raise
-    except (*_RAISED, also) as error:
+    except (*RAISED, also) as error:
         text = " ".join(str(error).split()) or type(error).__name__
         raise Refused(f"{what}: {printable(text, 300)}", hint) from error

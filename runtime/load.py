@@ -19,7 +19,7 @@ from mlx_lm.utils import load_tokenizer
 from draftpair.checkpoint import Checkpoint
 from draftpair.errors import Refused, ToolError, Usage
 from draftpair.runtime import drafters, targets
-from draftpair.runtime.interfaces import Drafter, Target
+from draftpair.runtime.interfaces import ModelDrafter, Target
 from draftpair.runtime.libraries import reading
 from draftpair.validate.pairing import ValidatedPair
 
@@ -34,15 +34,20 @@ class Pair:
     """A validated pair, loaded. ``eos`` are the ids that end generation."""
 
     target: Target
-    drafter: Drafter
+    drafter: ModelDrafter
     tokenizer: Any
     eos: frozenset[int]
 
 
 def load_pair(validated: ValidatedPair, dtype: str = "auto", environ: Mapping[str, str] = os.environ) -> Pair:
-    """Load target, drafter and tokenizer of a pair that passed validation."""
+    """Load target, drafter and tokenizer of a pair that passed validation; the drafter has what it borrows."""
     target = load_target(validated.target, dtype, environ)
-    drafter = _load_drafter(validated.drafter, validated.family.name, dtype, environ)
+    if target.irreversible:
+        raise Refused(
+            f"{validated.target.source} cannot verify drafts: {target.irreversible}",
+            hint="run it without a drafter",
+        )
+    drafter = load_drafter(validated.drafter, validated.family.name, target, dtype, environ)
     tokenizer = load_text_codec(validated.target)
     return Pair(target, drafter, tokenizer, eos_ids(validated.target, tokenizer))
 
@@ -50,20 +55,32 @@ def load_pair(validated: ValidatedPair, dtype: str = "auto", environ: Mapping[st
 def load_target(
     checkpoint: Checkpoint, dtype: str = "auto", environ: Mapping[str, str] = os.environ
 ) -> Target:
-    """The target with its weights in memory. ``dtype``: auto, float32, bfloat16 or float16."""
-    adapter = _named_module(targets, checkpoint.config.model_type, "target model type")
+    """The target with its weights in memory. ``dtype``: auto, float32, bfloat16 or float16.
+
+    A model type without an adapter of its own is loaded as whatever mlx-lm has for it.
+    """
+    name = (checkpoint.config.model_type or "").removesuffix("_text")
+    adapter = _module(targets, name if name in _names(targets) else "_ordinary")
     target: Target = adapter.Target.load(checkpoint, environ)
     _settle(target.network, dtype, checkpoint.source)
     return target
 
 
-def _load_drafter(
-    checkpoint: Checkpoint, family: str, dtype: str = "auto", environ: Mapping[str, str] = os.environ
-) -> Drafter:
-    """The drafter with its weights in memory; ``family`` is the name of its family record."""
-    module = _named_module(drafters, family, "drafter family")
-    drafter: Drafter = module.Drafter.load(checkpoint, environ)
+def load_drafter(
+    checkpoint: Checkpoint,
+    family: str,
+    target: Target,
+    dtype: str = "auto",
+    environ: Mapping[str, str] = os.environ,
+) -> ModelDrafter:
+    """The drafter with its weights in memory, bound to its target; ``family`` is the name of its family record."""
+    if family not in _names(drafters):
+        raise ToolError(
+            f"drafters of family {family} cannot be run yet; draftpair runs {', '.join(_names(drafters))}"
+        )
+    drafter: ModelDrafter = _module(drafters, family).Drafter.load(checkpoint, environ)
     _settle(drafter.network, dtype, checkpoint.source)
+    drafter.bind(target)
     return drafter
 
 
@@ -108,12 +125,13 @@ def on_cpu() -> bool:
     return bool(mx.default_device() == mx.cpu)
 
 
-def _named_module(package: ModuleType, name: str | None, what: str) -> ModuleType:
-    available = sorted(module.name for module in pkgutil.iter_modules(package.__path__))
-    if name not in available:
-        raise ToolError(
-            f"{what} {name or '(none in config.json)'} cannot be run; draftpair runs {', '.join(available)}"
-        )
+def _names(package: ModuleType) -> list[str]:
+    """The modules of a package that are one family's or one model type's; those with an underscore are shared."""
+    names = sorted(module.name for module in pkgutil.iter_modules(package.__path__))
+    return [name for name in names if not name.startswith("_")]
+
+
+def _module(package: ModuleType, name: str) -> ModuleType:
     return importlib.import_module(f"{package.__name__}.{name}")
 
 
@@ -146,11 +164,16 @@ def _compute_dtype(network: nn.Module, dtype: str, source: str) -> mx.Dtype | No
 
 
 def cast_parameters(network: nn.Module, dtype: mx.Dtype) -> None:
-    """Cast floating-point parameters, quantization scales included; routing biases stay float32."""
+    """Cast floating-point parameters, quantization scales included; routing biases stay float32.
+
+    So does what mlx-lm's model itself keeps from being cast, such as the decay rates of a gated delta net.
+    """
+    castable = getattr(network, "cast_predicate", lambda path: True)
 
     def cast(path: str, value: mx.array) -> mx.array:
-        if not mx.issubdtype(value.dtype, mx.floating) or path.endswith(ALWAYS_FLOAT32):
+        if not mx.issubdtype(value.dtype, mx.floating):
             return value
-        return value.astype(dtype)
+        stays = path.endswith(ALWAYS_FLOAT32) or not castable(path)
+        return value.astype(mx.float32 if stays else dtype)
 
     network.update(tree_map_with_path(cast, network.parameters()))

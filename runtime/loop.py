@@ -7,22 +7,29 @@ since the target's own draws are used in order, exact in distribution for sampli
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import mlx.core as mx
 
-from draftpair.errors import Refused, Usage
+from draftpair.errors import Refused, ToolError, Usage
 from draftpair.runtime.interfaces import Drafter, Target
-from draftpair.runtime.sampling import Sampler
+from draftpair.runtime.libraries import RAISED
+from draftpair.runtime.sampling import Picks, Sampler
 from draftpair.runtime.stats import Stats
 from draftpair.runtime.tokens import check_ids
+from draftpair.runtime.width import Controller
+
+log = logging.getLogger(__name__)
 
 
 @dataclass
 class Request:
-    """What to generate; ``count`` and ``finish_reason`` tell how far it has come.
+    """What to generate; ``emitted`` and ``finish_reason`` tell how far it has come.
 
     ``finish_reason`` is "stop" when the last token emitted is in ``eos``, "length" after ``max_tokens``.
     """
@@ -31,17 +38,28 @@ class Request:
     sampler: Sampler
     max_tokens: int
     eos: frozenset[int] = frozenset()
-    count: int = 0
+    emitted: list[int] = field(default_factory=list)
     finish_reason: str | None = None
 
     @property
     def position(self) -> int:
         """Absolute position of the next token to be emitted."""
-        return len(self.prompt) + self.count
+        return len(self.prompt) + len(self.emitted)
 
     @property
     def remaining(self) -> int:
-        return self.max_tokens - self.count
+        return self.max_tokens - len(self.emitted)
+
+    def picks(self) -> Picks:
+        """Draws for the positions from the next one on."""
+        return Picks(self.sampler, self.position, self.tail())
+
+    def tail(self, drafts: Sequence[int] = ()) -> mx.array | None:
+        """The emitted tokens and ``drafts``, as far back as the sampler's penalties look; None where they do not."""
+        memory = self.sampler.memory
+        if not memory:
+            return None
+        return mx.array([*[*self.prompt[-memory:], *self.emitted[-memory:]][-memory:], *drafts], mx.int32)
 
     def take(self, tokens: Sequence[int]) -> list[int]:
         """The tokens to emit: up to the first end-of-text token and no more than the budget."""
@@ -49,7 +67,7 @@ class Request:
         stop = next((i for i, token in enumerate(kept) if token in self.eos), None)
         if stop is not None:
             kept = kept[: stop + 1]
-        self.count += len(kept)
+        self.emitted += kept
         if stop is not None:
             self.finish_reason = "stop"
         elif self.remaining == 0:
@@ -58,61 +76,75 @@ class Request:
 
 
 def generate(
-    target: Target, drafter: Drafter | None, request: Request, block_size: int, stats: Stats
+    target: Target, drafter: Drafter | None, request: Request, controller: Controller, stats: Stats
 ) -> Iterator[list[int]]:
     """Yield the tokens in groups as they are decided; without a drafter, one by one.
 
-    ``block_size`` counts the rows of a verify block, the bonus token included. ToolError for a prompt token
-    outside the vocabulary, Usage for an empty prompt or budget.
+    ``controller`` gives each round's rows of a verify block, the bonus token included. A drafter that fails is given
+    up, the request is not. ToolError for a prompt token outside the vocabulary, Usage for an empty prompt or budget.
     """
     if not request.prompt or request.max_tokens < 1:
         raise Usage("generating needs at least one prompt token and a budget of at least one token")
     check_ids(request.prompt, target.vocab_size, "target")
+    return stats.timed(_groups(target, drafter, request, controller, stats))
+
+
+def _groups(
+    target: Target, drafter: Drafter | None, request: Request, controller: Controller, stats: Stats
+) -> Iterator[list[int]]:
     with stats.clock("prefill"):
         target.reset()
-        logits, hidden = target.prefill(request.prompt)
+        logits, hidden = target.prefill(request.prompt, drafter.prompt_rows if drafter else 0)
         _require_numbers(logits)
-        first = request.sampler(logits, request.position)
-        [bonus] = _ids(first)
+        [bonus] = _ids(request.picks()(logits))
     yield _emit(request, [bonus], stats)
-    if request.finish_reason is not None:
-        return
-    if drafter is not None:
-        with stats.clock("prefill"):
+    if drafter is not None and request.remaining > 1 and request.finish_reason is None:
+        with _drafting("prefill", stats):
             drafter.reset()
             drafter.prefill(request.prompt, hidden, bonus)
-    del hidden  # a long prompt's hidden states are hundreds of megabytes
-    if drafter is None:
-        yield from _plain(target, first, request, stats)
-    else:
-        yield from _speculate(target, drafter, bonus, request, block_size, stats)
+        del hidden  # a long prompt's hidden states are hundreds of megabytes
+        yield from _speculate(target, drafter, request, controller, stats)
+    if request.finish_reason is None:
+        yield from _plain(target, request, stats)
 
 
 def _speculate(
-    target: Target,
-    drafter: Drafter,
-    bonus: int,
-    request: Request,
-    block_size: int,
-    stats: Stats,
+    target: Target, drafter: Drafter, request: Request, controller: Controller, stats: Stats
 ) -> Iterator[list[int]]:
-    while True:
-        width = min(block_size, request.remaining + 1)
-        with stats.clock("draft"):
-            drafts = drafter.draft(width - 1)
+    """Rounds until one token or none is left to decide, or the drafter fails. The last token is then in no cache."""
+    bonus = request.emitted[-1]
+    while request.remaining > 1 and stats.draft_error is None:
+        started, rows = time.perf_counter(), min(controller.rows(), request.remaining)
+        with _drafting("draft", stats):
+            drafts = drafter.draft(rows - 1, request.picks())
+            check_ids(drafts, target.vocab_size, "target")
+        if stats.draft_error is not None:
+            return
         with stats.clock("verify"):
             logits, hidden = target.verify([bonus, *drafts])
-            decided = _ids(request.sampler(logits[0], request.position))
+            decided = _ids(request.sampler(logits[0], request.position, request.tail(drafts)))
             accepted = _agreeing(drafts, decided)
             target.rollback(len(drafts) - accepted)
         stats.count_round(len(drafts), accepted)
         emitted = _emit(request, decided[: accepted + 1], stats)
+        controller.record(rows, accepted + 1, time.perf_counter() - started)
         yield emitted
         if request.finish_reason is not None:
             return
         bonus = emitted[-1]
-        with stats.clock("draft"):
+        with _drafting("draft", stats):
             drafter.accept(accepted, bonus, hidden)
+
+
+@contextmanager
+def _drafting(phase: str, stats: Stats) -> Iterator[None]:
+    """Clock what the drafter does; its failure is told in ``stats.draft_error`` and ends the block, not the request."""
+    try:
+        with stats.clock(phase):
+            yield
+    except (ToolError, *RAISED) as error:
+        stats.draft_error = " ".join(f"{type(error).__name__}: {error}".split())
+        log.warning("the drafter failed, decoding goes on without it: %s", stats.draft_error)
 
 
 def _require_numbers(logits: mx.array) -> None:
@@ -124,21 +156,22 @@ def _require_numbers(logits: mx.array) -> None:
         )
 
 
-def _plain(target: Target, token: mx.array, request: Request, stats: Stats) -> Iterator[list[int]]:
+def _plain(target: Target, request: Request, stats: Stats) -> Iterator[list[int]]:
     """One token a step. The next step is begun before the last token is read, as mlx-lm does."""
-    ahead = _step(target, token, request, 0, stats)
+    picks = request.picks()
+    ahead = _step(target, mx.array(request.emitted[-1:]), picks, stats)
     while request.finish_reason is None:
         token = ahead
         if request.remaining > 1:
-            ahead = _step(target, token, request, 1, stats)
+            ahead = _step(target, token, picks, stats)
         with stats.clock("plain"):
             value = _ids(token)
         yield _emit(request, value, stats)
 
 
-def _step(target: Target, token: mx.array, request: Request, ahead: int, stats: Stats) -> mx.array:
+def _step(target: Target, token: mx.array, picks: Picks, stats: Stats) -> mx.array:
     with stats.clock("plain"):
-        drawn = request.sampler(target.decode(token), request.position + ahead)
+        drawn = picks(target.decode(token))
         mx.async_eval(drawn)
         return drawn
 

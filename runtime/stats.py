@@ -7,7 +7,9 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -15,6 +17,7 @@ class Stats:
     """Counted by the round loop; ``report`` gives the ``stats`` object of ``generate``'s JSON.
 
     Plain decoding leaves ``draft_kind``, ``block_size`` and ``block_size_from`` None and counts no round.
+    ``draft_error`` is why the drafter was given up in the middle of a request.
     """
 
     draft_kind: str | None = None
@@ -25,21 +28,33 @@ class Stats:
     draft_seconds: float = 0.0
     verify_seconds: float = 0.0
     plain_seconds: float = 0.0
+    total_seconds: float = 0.0
     rounds: Counter[tuple[int, int]] = field(default_factory=Counter)
+    draft_error: str | None = None
+    draft_profile: dict[str, float] | None = None
 
     @contextmanager
     def clock(self, phase: str) -> Iterator[None]:
         """Add the time of the block to ``<phase>_seconds``: prefill, draft, verify or plain.
 
-        prefill: the prompt through target and drafter, up to the first token. draft: proposing; the forward
-        that takes in a verified block is evaluated with the next proposal and counted there. verify: the
-        target's block forward, the draws and the rollback. plain: single-token decoding.
+        prefill: the prompt through target and drafter, up to the first token. draft: taking in the last block's
+        outcome and proposing. verify: the target's block forward, the draws and the rollback. plain: single-token
+        decoding.
         """
         name, started = f"{phase}_seconds", time.perf_counter()
         try:
             yield
         finally:
             setattr(self, name, getattr(self, name) + time.perf_counter() - started)
+
+    def timed(self, groups: Iterator[T]) -> Iterator[T]:
+        """The groups; the time that making them takes, and not what a reader does, is added to ``total_seconds``."""
+        while True:
+            with self.clock("total"):
+                group = next(groups, None)
+            if group is None:
+                return
+            yield group
 
     def count_round(self, proposed: int, accepted: int) -> None:
         """One verify block: ``accepted`` of ``proposed`` drafts agreed with the target, from the first on."""
@@ -48,7 +63,12 @@ class Stats:
     @property
     def decode_seconds(self) -> float:
         """Everything after the first token."""
-        return self.draft_seconds + self.verify_seconds + self.plain_seconds
+        return self.total_seconds - self.prefill_seconds
+
+    @property
+    def other_seconds(self) -> float:
+        """Decode time in none of the phases: the loop's own."""
+        return max(0.0, self.decode_seconds - self.draft_seconds - self.verify_seconds - self.plain_seconds)
 
     def report(self) -> dict[str, Any]:
         """All values; a rate with nothing to divide by is None."""
@@ -59,6 +79,7 @@ class Stats:
             "draft_kind": self.draft_kind,
             "block_size": self.block_size,
             "block_size_from": self.block_size_from,
+            "effective_block_sizes": self._widths(),
             "rounds": rounds,
             "proposed": proposed,
             "accepted": accepted,
@@ -67,12 +88,22 @@ class Stats:
             "acceptance_histogram": self._histogram(),
             "acceptance_by_position": self._by_position(),
             # The first token is the prefill's.
-            "tokens_per_second": _ratio(max(0, self.tokens - 1), self.decode_seconds),
+            "tokens_per_second": _ratio(self.tokens - 1, self.decode_seconds) if self.tokens > 1 else None,
             "prefill_seconds": self.prefill_seconds,
             "decode_seconds": self.decode_seconds,
             "draft_seconds": self.draft_seconds,
             "verify_seconds": self.verify_seconds,
+            "other_seconds": self.other_seconds,
+            "draft_error": self.draft_error,
+            "draft_profile": self.draft_profile,
         }
+
+    def _widths(self) -> dict[str, int]:
+        """Rows of a verify block -> number of rounds with so many; fewer than ``block_size`` near the budget's end."""
+        counts: Counter[int] = Counter()
+        for (proposed, _), times in self.rounds.items():
+            counts[proposed + 1] += times
+        return {str(rows): counts[rows] for rows in sorted(counts)}
 
     def _histogram(self) -> dict[str, int]:
         """Number of accepted drafts -> number of rounds with so many."""

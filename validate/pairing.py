@@ -28,7 +28,10 @@ from draftpair.validate.width import Width, block_width
 
 @dataclass(frozen=True)
 class ValidatedPair:
-    """A pair that may run. It can only be made from a verdict that lets it; the runtime has no other door."""
+    """A pair that may run. It can only be made from a verdict that lets it; the runtime has no other door.
+
+    ``block_size`` is the width to run with, ``declared_block_size`` the drafter's own, None where that is unusable.
+    """
 
     target: Checkpoint
     drafter: Checkpoint
@@ -37,6 +40,7 @@ class ValidatedPair:
     block_size_from: str
     verdict: Verdict
     allow_doubtful: bool = False
+    declared_block_size: int | None = None
 
     def __post_init__(self) -> None:
         """Raises Refused for an unsafe or doubtful pair, ToolError for an unknown verdict, or another pair's."""
@@ -135,7 +139,15 @@ def validated_pair(
             f"{drafter.source} with {target.source} cannot run: {first.message}", first.hint
         )
     width, source = verdict.pair["block_size"], verdict.pair["block_size_from"]
-    return ValidatedPair(target, drafter, draft.family, width, source, verdict, allow_doubtful)
+    declared = _declared_width(draft)
+    return ValidatedPair(target, drafter, draft.family, width, source, verdict, allow_doubtful, declared)
+
+
+def _declared_width(draft: Draft) -> int | None:
+    try:
+        return block_width(None, {}, draft.config, draft.family).rows
+    except Refused:
+        return None  # a request took its place
 
 
 def _own_findings(draft: Draft, values: bool) -> list[Finding]:

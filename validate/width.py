@@ -38,7 +38,7 @@ def block_width(
     fallback and refuses text there, and ignores text in ``MLXCEL_DRAFT_BLOCK_SIZE`` with a warning. Raises Usage for
     a requested width, Refused for a declared one, outside the family's bounds.
     """
-    requested = _requested(explicit, environ)
+    requested = requested_width(explicit, environ)
     if requested is not None:
         rows, source = requested
         if not _fits(rows, family):
@@ -65,7 +65,8 @@ def _width(rows: int, source: str) -> Width:
     return Width(rows, source, f"{rows} rows to verify: the last accepted token and {proposals}")
 
 
-def _requested(explicit: int | None, environ: Mapping[str, str]) -> tuple[int, str] | None:
+def requested_width(explicit: int | None, environ: Mapping[str, str]) -> tuple[int, str] | None:
+    """The rows asked for by the option or the environment, and which of them asked; None where neither does."""
     if explicit is not None:
         return explicit, OPTION
     flag = environ.get(FLAG_VARIABLE)

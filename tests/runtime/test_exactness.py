@@ -22,14 +22,14 @@ def target(tmp_path: Path) -> Any:
     return load_target(open_checkpoint(write_target(tmp_path / "target", layers=2)), environ={})
 
 
-def perturb(target: Any, place: tuple[int, int], calls: int) -> None:
-    """Add the smallest step to one logit of one row, in the ``calls``-th verify block only."""
+def perturb(target: Any, place: tuple[int, int], calls: int | None) -> None:
+    """Add the smallest step to one logit of one row, in the ``calls``-th verify block only, or in each."""
     verify, made = target.verify, [0]
 
     def perturbed(tokens: Sequence[int]) -> tuple[mx.array, mx.array]:
         logits, hidden = verify(tokens)
         made[0] += 1
-        if made[0] == calls:
+        if calls is None or made[0] == calls:
             logits[0, place[0], place[1]] *= 1 + 2.0**-22
         return logits, hidden
 
@@ -59,7 +59,9 @@ def test_a_width_that_only_the_end_of_the_budget_uses_is_probed_too(target: Any)
 
 def test_three_different_prompts_are_probed(target: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     prompts, prefill = [], target.prefill
-    monkeypatch.setattr(target, "prefill", lambda tokens: prompts.append(tuple(tokens)) or prefill(tokens))
+    monkeypatch.setattr(
+        target, "prefill", lambda tokens, rows: prompts.append(tuple(tokens)) or prefill(tokens, rows)
+    )
     assert probe(target, 2).verdict == "exact"
     assert list(dict.fromkeys(prompts)) == [tuple(probe_ids(draw, 64, 8, 8)[0]) for draw in range(3)]
     assert len(set(prompts)) == 3
@@ -91,7 +93,7 @@ def test_the_ids_are_those_of_the_published_procedure() -> None:
 def test_the_gate_declines_an_inexact_pair_and_says_why(
     target: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    perturb(target, place=(0, 0), calls=1)
+    perturb(target, place=(0, 0), calls=None)
     with caplog.at_level(logging.WARNING):
         decision = gate(target, 2, {})
     assert not decision.engage
@@ -104,7 +106,7 @@ def test_the_gate_declines_an_inexact_pair_and_says_why(
 
 @pytest.mark.parametrize(("value", "engaged"), [("1", True), ("yes", True), ("0", False), ("off", False)])
 def test_the_environment_can_overrule_the_gate(target: Any, value: str, engaged: bool) -> None:
-    perturb(target, place=(0, 0), calls=1)
+    perturb(target, place=(0, 0), calls=None)
     decision = gate(target, 2, {"MLXCEL_MTP_ALLOW_INEXACT": value})
     assert decision.engage == engaged
     assert decision.exactness.verdict == "inexact"
@@ -114,7 +116,9 @@ def test_the_environment_can_overrule_the_gate(target: Any, value: str, engaged:
 def test_the_probes_prompt_can_be_made_longer(target: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     lengths = []
     prefill = target.prefill
-    monkeypatch.setattr(target, "prefill", lambda tokens: lengths.append(len(tokens)) or prefill(tokens))
+    monkeypatch.setattr(
+        target, "prefill", lambda tokens, rows: lengths.append(len(tokens)) or prefill(tokens, rows)
+    )
     gate(target, 2, {"MLXCEL_MTP_PROBE_PROMPT_LEN": "21"})
     assert set(lengths) == {21}
 

@@ -16,7 +16,7 @@ from draftpair import api
 from draftpair.checkpoint import open_checkpoint
 from draftpair.errors import ToolError, Usage
 from draftpair.runtime import load as loading
-from draftpair.runtime.load import _load_drafter, eos_ids, load_pair, load_target, load_text_codec
+from draftpair.runtime.load import eos_ids, load_drafter, load_pair, load_target, load_text_codec
 from draftpair.validate.pairing import validated_pair
 from fixtures.glm4_moe_lite import write_checkpoint, write_target
 from fixtures.pairs import FAMILY, run, split
@@ -74,10 +74,11 @@ def test_16_bit_experts_on_the_cpu_are_refused_before_mlx_fails(raw: Path, dtype
 
 def test_16_bit_quantized_experts_work_on_the_cpu(raw: Path, tmp_path: Path) -> None:
     folder = split(raw, tmp_path / "drafter", q_bits=4, q_group_size=32)
-    drafter: Any = _load_drafter(open_checkpoint(folder), FAMILY, "bfloat16", environ={})
+    target = load_target(open_checkpoint(raw), environ={})
+    drafter: Any = load_drafter(open_checkpoint(folder), FAMILY, target, "bfloat16", environ={})
     assert dtypes(drafter)["model.embed_tokens.scales"] == mx.bfloat16
     drafter.prefill([1, 2, 3], mx.zeros((1, 3, 64)), 4)
-    assert len(drafter.draft(3)) == 3
+    assert len(drafter.draft(3, lambda logits: mx.argmax(logits, axis=-1))) == 3
 
 
 def test_an_unknown_dtype_is_wrong_usage(raw: Path) -> None:
@@ -85,20 +86,21 @@ def test_an_unknown_dtype_is_wrong_usage(raw: Path) -> None:
         load_target(open_checkpoint(raw), "int8", environ={})
 
 
-@pytest.mark.parametrize("model_type", ["llama", "../drafters/glm4_moe_lite_mtp", "__init__"])
-def test_an_unknown_target_type_is_named_with_those_that_run(raw: Path, model_type: str) -> None:
+@pytest.mark.parametrize("model_type", ["llama", "../drafters/glm4_moe_lite_mtp", "__init__", "base"])
+def test_a_target_type_that_does_not_load_is_named(raw: Path, model_type: str) -> None:
     write_json(raw / "config.json", open_checkpoint(raw).config.raw | {"model_type": model_type})
-    with pytest.raises(ToolError, match=r"cannot be run; draftpair runs .*glm4_moe_lite") as error:
+    with pytest.raises(ToolError, match="mlx-lm") as error:
         load_target(open_checkpoint(raw), environ={})
     assert model_type in error.value.message
+
+
+@pytest.mark.parametrize("family", ["eagle9", "_nextn", "../targets/glm4_moe_lite"])
+def test_an_unknown_family_is_named_with_those_that_run(raw: Path, family: str) -> None:
+    target = load_target(open_checkpoint(raw), environ={})
+    with pytest.raises(ToolError, match=r"draftpair runs .*glm4_moe_lite_mtp") as error:
+        load_drafter(open_checkpoint(raw), family, target, environ={})
+    assert f"family {family} cannot be run" in error.value.message
     assert error.value.exit_code == 3
-
-
-def test_an_unknown_family_is_named_with_those_that_run(raw: Path) -> None:
-    with pytest.raises(
-        ToolError, match=r"drafter family eagle9 cannot be run; draftpair runs .*glm4_moe_lite_mtp"
-    ):
-        _load_drafter(open_checkpoint(raw), "eagle9", environ={})
 
 
 def test_a_target_without_a_tokenizer_is_refused_in_words(tmp_path: Path) -> None:
@@ -136,7 +138,8 @@ def test_modules_quantized_in_ways_of_their_own_are_read_so(tmp_path: Path) -> N
         q_overrides=("lm_head=8", "eh_proj=mxfp4"),
     )
     checkpoint = open_checkpoint(tmp_path / "mixed")
-    drafter = _load_drafter(checkpoint, "glm4_moe_lite_mtp")
+    target = load_target(open_checkpoint(tmp_path / "raw"), environ={})
+    drafter = load_drafter(checkpoint, "glm4_moe_lite_mtp", target)
     modules = dict(drafter.network.named_modules())
     found = {name: (m.bits, m.mode) for name, m in modules.items() if hasattr(m, "bits")}
     assert found["lm_head"] == (8, "affine")

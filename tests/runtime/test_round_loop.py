@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
+import mlx.core as mx
 import pytest
+from mlx_lm.generate import generate_step
+from mlx_lm.sample_utils import make_logits_processors
 
-from draftpair.errors import Usage
+from draftpair.errors import ToolError, Usage
 from draftpair.runtime.interfaces import Drafter, Target
 from fixtures.glm4_moe_lite import write_checkpoint
 from fixtures.glm4_moe_lite_copy import CopyPair, write_copy_pair
@@ -123,11 +126,150 @@ def test_the_token_budget_is_kept(copying: Copying, width: int, budget: int) -> 
         assert outcome.finish_reason == "length"
 
 
-def test_blocks_narrow_when_the_budget_is_smaller_than_the_width(copying: Copying) -> None:
+@pytest.mark.parametrize(
+    ("tokens", "widths"),
+    [(2, {}), (3, {"2": 1}), (4, {"3": 1}), (6, {"5": 1}), (7, {"5": 1}), (8, {"2": 1, "5": 1})],
+)
+def test_a_block_has_no_more_rows_than_tokens_are_left(
+    copying: Copying, tokens: int, widths: dict[str, int]
+) -> None:
+    """One token came with the prefill. For a single one that is left, a block would draft in vain."""
+    written, target, drafter = copying
+    outcome = run(target, drafter, START, 5, tokens=tokens)
+    assert outcome.stats["effective_block_sizes"] == widths
+    assert outcome.ids == written.continuation(5, tokens)
+
+
+@pytest.mark.parametrize("method", ["reset", "prefill", "draft", "accept"])
+@pytest.mark.parametrize(
+    "error", [RuntimeError("[matmul] bad shapes"), ToolError("token id 99 is outside")], ids=str
+)
+def test_a_drafter_that_fails_ends_speculation_and_not_the_request(
+    copying: Copying,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    method: str,
+    error: Exception,
+) -> None:
+    written, target, drafter = copying
+    real, calls = getattr(drafter, method), [0]
+
+    def failing(*args: Any) -> Any:
+        calls[0] += 1
+        if calls[0] == (1 if method in ("reset", "prefill") else 3):
+            raise error
+        return real(*args)
+
+    monkeypatch.setattr(drafter, method, failing)
+    outcome = run(target, drafter, START, 4, tokens=30)
+    assert outcome.ids == written.continuation(5, 30)
+    assert outcome.finish_reason == "length"
+    assert outcome.stats["draft_error"] == f"{type(error).__name__}: {error}"
+    assert outcome.stats["rounds"] == {"reset": 0, "prefill": 0, "draft": 2, "accept": 3}[method]
+    assert [record.message for record in caplog.records] == [
+        f"the drafter failed, decoding goes on without it: {type(error).__name__}: {error}"
+    ]
+
+
+@pytest.mark.parametrize("wrong", [-1, 32, 2**31])
+def test_a_proposal_outside_the_vocabulary_never_reaches_the_target(
+    copying: Copying, monkeypatch: pytest.MonkeyPatch, wrong: int
+) -> None:
+    written, target, drafter = copying
+    monkeypatch.setattr(drafter, "draft", lambda count, pick: [3] * (count - 1) + [wrong])
+    outcome = run(target, drafter, START, 4, tokens=9)
+    assert outcome.ids == written.continuation(5, 9)
+    assert f"token id {wrong} at position 2 is outside" in outcome.stats["draft_error"]
+
+
+def test_an_error_of_the_target_is_not_taken_for_the_drafters(
+    copying: Copying, monkeypatch: pytest.MonkeyPatch
+) -> None:
     _, target, drafter = copying
-    outcome = run(target, drafter, START, 5, tokens=3)
-    # One token came with the prefill; the bonus row and two proposals are all that can still matter.
-    assert (outcome.stats["rounds"], outcome.stats["proposed"]) == (1, 2)
+    monkeypatch.setattr(target, "rollback", lambda rejected: [][1])
+    with pytest.raises(IndexError):
+        run(target, drafter, START, 4)
+
+
+def test_drafts_may_be_fewer_than_asked_for_and_none(
+    copying: Copying, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written, target, drafter = copying
+    counts = iter([0, 2, 1, 0, 3])
+    monkeypatch.setattr(drafter, "accept", lambda *told: None)
+
+    def draft(count: int, pick: Any) -> list[int]:
+        return written.continuation(copied.ids_so_far[-1], next(counts))
+
+    copied = Following(target)
+    monkeypatch.setattr(drafter, "draft", draft)
+    outcome = run(copied, drafter, START, 4, tokens=12)
+    assert outcome.ids == written.continuation(5, 12)
+    assert outcome.stats["effective_block_sizes"] == {"1": 2, "2": 1, "3": 1, "4": 1}
+    assert outcome.stats["acceptance_by_position"] == [1, 1, 1]
+
+
+class Following:
+    """A target that remembers the first token of its next block: the last one emitted."""
+
+    def __init__(self, target: Target) -> None:
+        self._target, self.ids_so_far = target, [4]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._target, name)
+
+    def prefill(self, tokens: Any, rows: int) -> Any:
+        logits, hidden = self._target.prefill(tokens, rows)
+        self.ids_so_far.append(int(mx.argmax(logits).item()))
+        return logits, hidden
+
+    def verify(self, tokens: list[int]) -> Any:
+        logits, hidden = self._target.verify(tokens)
+        self.ids_so_far.append(int(mx.argmax(logits[0, -1]).item()))
+        return logits, hidden
+
+
+PENALTIES: dict[str, Any] = {
+    "repetition": {"repetition_penalty": 1.4, "repetition_context_size": 7},
+    "presence": {"presence_penalty": 1.5, "presence_context_size": 4},
+    "frequency": {"frequency_penalty": 0.8, "frequency_context_size": 30},
+    "bias": {"logit_bias": {3: 4.0, 7: -5.0}},
+    "all": {
+        "repetition_penalty": 1.2,
+        "presence_penalty": 0.5,
+        "frequency_penalty": 0.3,
+        "logit_bias": {2: 1.5},
+    },
+}
+
+
+@pytest.mark.parametrize("name", PENALTIES)
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_penalties_and_bias_apply_at_every_position(
+    random_pairs: list[tuple[Target, Drafter]], name: str, temperature: float
+) -> None:
+    accepted = changed = 0
+    for seed, (target, drafter) in list(zip(SEEDS, random_pairs, strict=True))[:4]:
+        sampling: dict[str, Any] = {"tokens": 24, "temperature": temperature, "seed": seed, **PENALTIES[name]}
+        plain = run(target, None, prompt(seed), **sampling)
+        outcome = run(target, drafter, prompt(seed), 4, **sampling)
+        assert outcome.ids == plain.ids, f"seed {seed}"
+        accepted += outcome.stats["accepted"]
+        free = run(target, None, prompt(seed), tokens=24, temperature=temperature, seed=seed)
+        changed += plain.ids != free.ids
+    assert accepted > 0
+    assert changed > 0
+
+
+@pytest.mark.parametrize("name", PENALTIES)
+def test_penalised_greedy_ids_are_mlx_lms_own(random_pairs: list[tuple[Target, Drafter]], name: str) -> None:
+    for seed, (target, _) in list(zip(SEEDS, random_pairs, strict=True))[:3]:
+        processors = make_logits_processors(**PENALTIES[name])
+        theirs = generate_step(
+            mx.array(prompt(seed)), target.network, max_tokens=24, logits_processors=processors
+        )
+        expected = [int(token) for token, _ in theirs]
+        assert run(target, None, prompt(seed), tokens=24, **PENALTIES[name]).ids == expected
 
 
 def test_a_budget_of_one_needs_no_round(copying: Copying) -> None:
@@ -156,7 +298,9 @@ def test_seconds_add_up(copying: Copying) -> None:
     _, target, drafter = copying
     stats = run(target, drafter, START, 4).stats
     assert stats["prefill_seconds"] > 0
-    assert stats["decode_seconds"] == pytest.approx(stats["draft_seconds"] + stats["verify_seconds"])
+    phases = stats["draft_seconds"] + stats["verify_seconds"] + stats["other_seconds"]
+    assert stats["decode_seconds"] == pytest.approx(phases)
+    assert 0 < stats["other_seconds"] < stats["decode_seconds"] / 4
     assert stats["tokens_per_second"] == pytest.approx(39 / stats["decode_seconds"])
     plain = run(target, None, START).stats
     assert plain["draft_seconds"] == plain["verify_seconds"] == 0
