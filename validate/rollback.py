@@ -11,19 +11,27 @@ from draftpair.validate.draft import Draft
 from draftpair.validate.geometry import LAYERS, Unlikely, number
 from draftpair.validate.layers import UnknownLayers, layer_kinds
 
+_WINDOW = (
+    "sliding-window attention, whose cache overwrites what a rejected token would have to give back unless the "
+    "runtime keeps more than the window"
+)
 _WHY = {
-    "sliding": "sliding-window attention, whose cache overwrites what a rejected token would have to give back",
     "linear": "linear attention, whose state has no way back",
     "mamba": "state-space layers, whose state has no way back",
     "conv": "short convolutions, whose state has no way back",
 }
 
 
+# Of a pair, the side that can do least decides.
+_RELATIONS = {"no": "not both", "unknown": "unknown", "window": "windows"}
+
+
 def rollback_facts(target: Checkpoint, draft: Draft) -> dict[str, Any]:
     """The ``rollback`` of the pair facts.
 
-    Each side is ``trim`` where every cache can be cut back, ``no`` where one cannot, or ``unknown``; ``relation`` is
-    ``both``, ``not both`` or ``unknown``. A runtime may have a way of its own for its targets (it replays what was
+    Each side is ``trim`` where every cache can be cut back, ``window`` where a sliding window is the only one that
+    cannot once it is full, ``no`` where another cannot, or ``unknown``; ``relation`` is ``both``, ``windows``,
+    ``not both`` or ``unknown``. A runtime may have a way of its own for its targets (it replays what was
     accepted): this says what an ordinary cache allows. A drafter that is no whole model brings its own cache.
     """
     sides = {"target": target.config}
@@ -32,7 +40,7 @@ def rollback_facts(target: Checkpoint, draft: Draft) -> dict[str, Any]:
     said = {side: _of(config) for side, config in sides.items()}
     words = [f"the {side} has {why}" for side, (can, why) in said.items() if can != "trim"]
     cans = {side: can for side, (can, _) in said.items()}
-    relation = "not both" if "no" in cans.values() else "unknown" if "unknown" in cans.values() else "both"
+    relation = next((_RELATIONS[can] for can in _RELATIONS if can in cans.values()), "both")
     return {
         "target": cans["target"],
         "drafter": cans.get("drafter"),
@@ -51,4 +59,6 @@ def _of(config: ConfigView) -> tuple[str, str]:
         return "unknown", "no number of layers in its config.json"
     parts = {part for kind in kinds for part in kind.split("+")}
     stuck = [why for kind, why in _WHY.items() if kind in parts]
-    return ("no", ", and ".join(stuck)) if stuck else ("trim", "")
+    if stuck:
+        return "no", ", and ".join(stuck)
+    return ("window", _WINDOW) if "sliding" in parts else ("trim", "")

@@ -14,7 +14,7 @@ from draftpair import api
 from draftpair.cli import run
 from draftpair.families.rules import apply_rules
 from draftpair.schemas import check, load_schema
-from fixtures import qwen3_5
+from fixtures import ordinary, qwen3_5
 from fixtures.folders import Folders
 from fixtures.split_heads import Words, edit_config, edit_tensors
 from fixtures.weights import write_safetensors
@@ -96,6 +96,30 @@ def test_a_model_whose_state_has_no_way_back_does_not_draft(tmp_path: Path) -> N
     assert report["facts"]["rollback"] | {"detail": None} == {
         "target": "no", "drafter": "no", "relation": "not both", "detail": None,
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("recipes", "sides", "verdict"),
+    [
+        (("gemma3_text", "gemma3_text"), ("window", "window", "windows"), "compatible"),
+        (("llama", "gemma3_text"), ("trim", "window", "windows"), "compatible"),
+        (("gemma3_text", "llama"), ("window", "trim", "windows"), "compatible"),
+        (("gemma3_text", "jamba"), ("window", "no", "not both"), "unsafe"),
+        (("llama", "llama"), ("trim", "trim", "both"), "compatible"),
+    ],
+)
+def test_a_sliding_window_is_told_and_is_no_obstacle(
+    tmp_path: Path, recipes: tuple[str, str], sides: tuple[str, str, str], verdict: str
+) -> None:
+    target, drafter = (
+        ordinary.write_model(tmp_path / str(seed), recipe, seed) for seed, recipe in enumerate(recipes)
+    )
+    told, found, report = outcome(target, drafter)
+    rollback = report["facts"]["rollback"]
+    assert (rollback["target"], rollback["drafter"], rollback["relation"]) == sides
+    assert told == verdict, found
+    assert ("PAIR-ROLLBACK-WINDOW" in found) == (sides[2] == "windows")
+    assert ("PAIR-ROLLBACK" in found) == (sides[2] == "not both")
 
 
 def test_an_ordinary_model_without_a_vocabulary_size(folders: Folders, tmp_path: Path) -> None:

@@ -111,6 +111,7 @@ FINE: list[Changes] = [
 OWN: list[tuple[str, str, str, Changes]] = [
     ("full_model", "PAIR-VOCAB-LARGER", "error", {"vocabulary/larger": "drafter"}),
     ("full_model", "PAIR-ROLLBACK", "error", {"rollback/relation": "not both"}),
+    ("full_model", "PAIR-ROLLBACK-WINDOW", "note", {"rollback/relation": "windows"}),
     ("full_model", "PAIR-ROLLBACK-UNTOLD", "warning", {"rollback/relation": "unknown"}),
     ("laguna_dflash", "PAIR-VOCAB-SIZE", "error", {"vocabulary/relation": "padded"}),
     ("laguna_dflash", "PAIR-VOCAB-SIZE", "error", {"vocabulary/relation": "unknown"}),
