@@ -8,20 +8,24 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from draftpair.checkpoint import Checkpoint, open_checkpoint
 from draftpair.errors import Refused, ToolError, Usage
 from draftpair.findings import by_severity
 from draftpair.report import envelope, exit_code
-from draftpair.runtime.options import Options
+from draftpair.runtime.options import LOOKUP, Interrupted, Options
 from draftpair.version import VERSION
 
 if TYPE_CHECKING:
     from draftpair.convert import SplitPlan
+    from draftpair.families.heads import HeadMatch
+    from draftpair.runtime.session import Session
     from draftpair.validate.batch import Line
 
 Source = str | Path
@@ -261,47 +265,82 @@ def generate(
 ) -> dict[str, Any]:
     """Run ``model`` on ``prompt``, alone or with ``draft_model``.
 
+    ``draft_model`` given as ``model`` itself means the head in its files; the kind "prompt-lookup" needs none.
     ``on_text`` gets the text as it is decided, ``on_ids`` the token ids of "prompt" and, at the end, "generated".
-    Raises Refused for a pair that must not run, ToolError when a model does not load or mlx-lm is not installed.
+    Raises Refused for a pair that must not run, ToolError when a model does not load or mlx-lm is not installed, and
+    `draftpair.runtime.options.Interrupted`, which has the report so far, for Ctrl-C while it generates.
     """
-    from draftpair.validate.single import require_runnable
-
     runtime, options = require_runtime(), options or Options()
     if not isinstance(prompt, str):
         raise Usage(f"the prompt is {type(prompt).__name__}, not text")
-    target = open_checkpoint(model)
-    target.require_folder("generate")
-    require_runnable(target)
-    pair = None
-    if draft_model is not None:
-        from draftpair.validate import validated_pair
-
-        drafter = open_checkpoint(draft_model)
-        drafter.require_folder("generate")
-        _refuse_embedded_head(target, drafter)
-        pair = validated_pair(target, drafter, draft_block_size, allow_doubtful)
-        _require_kind(draft_kind, pair.family.kind)
-    elif draft_kind is not None or draft_block_size is not None:
-        raise Usage("a draft kind or block size was given and no drafter", hint="give one with --draft-model")
-    session = runtime.open_session(target, pair, options.dtype)
+    session = _open_session(model, draft_model, draft_kind, draft_block_size, allow_doubtful, options)
     ids = runtime.encode(session, prompt, options.chat_template)
     inputs = {
         "model": str(model),
         "draft_model": None if draft_model is None else str(draft_model),
         "prompt_tokens": len(ids),
-        "max_tokens": options.max_tokens,
-        "temp": options.temp,
-        "top_p": options.top_p,
-        "top_k": options.top_k,
-        "min_p": options.min_p,
-        "seed": options.seed,
-        "dtype": options.dtype,
+        "draft_kind": draft_kind,
+        "draft_block_size": draft_block_size,
+        **options.report(),
     }
-    body = runtime.run(session, ids, options, on_text)
+    try:
+        body = runtime.run(session, ids, options, on_text)
+    except Interrupted as stop:
+        raise Interrupted(envelope("generate", inputs, stop.report)) from None
     if on_ids:
         on_ids("prompt", ids)
         on_ids("generated", body["tokens"])
     return envelope("generate", inputs, body)
+
+
+def bench(
+    model: Source,
+    draft_model: Source | None = None,
+    *,
+    draft_kind: str | None = None,
+    draft_block_size: int | None = None,
+    allow_doubtful: bool = False,
+    prompts: Source | None = None,
+    runs: int = 3,
+    options: Options | None = None,
+    svg: Source | None = None,
+    on_run: Callable[[int, str, int], None] = lambda prompt, kind, run: None,
+) -> dict[str, Any]:
+    """Run ``model`` alone and with what drafts for it, in turn, and compare speeds and token ids.
+
+    ``prompts`` is a file of prompts, a built-in set where None; ``runs`` is how often each is run in each way, besides
+    once for warming up; ``svg`` is a file to draw the figures in. ``on_run`` is told of each run that begins: the
+    number of its prompt, "plain" or "speculative", and its own number, 0 for warming up. Raises what `generate` does,
+    and Usage for a file that cannot be used, before anything is loaded. Ctrl-C leaves no report.
+    """
+    from draftpair.report.svg import check_destination, write_svg
+
+    require_runtime()
+    from draftpair.runtime import bench as benchmark
+
+    options = options or Options()
+    if draft_model is None and draft_kind is None:
+        raise Usage("there is nothing to compare with", hint="give --draft-model, or --prompt-lookup")
+    image = None if svg is None else Path(svg)
+    if image is not None:
+        check_destination(image)
+    texts = benchmark.PROMPTS if prompts is None else benchmark.read_prompts(Path(prompts))
+    session = _open_session(model, draft_model, draft_kind, draft_block_size, allow_doubtful, options)
+    body = benchmark.bench(session, texts, options, runs, on_run=on_run)
+    inputs = {
+        "model": str(model),
+        "draft_model": None if draft_model is None else str(draft_model),
+        "draft_kind": draft_kind,
+        "draft_block_size": draft_block_size,
+        "prompts": None if prompts is None else str(prompts),
+        "runs": runs,
+        "svg": None if svg is None else str(svg),
+        **options.report(),
+    }
+    report = envelope("bench", inputs, body)
+    if image is not None:
+        write_svg(report, image)
+    return report
 
 
 def require_runtime() -> Any:
@@ -316,31 +355,96 @@ def require_runtime() -> Any:
     return session
 
 
-def _require_kind(asked: str | None, kind: str) -> None:
-    """The kind of the environment or of the option must be the drafter's: there is one way to run it."""
+def _open_session(
+    model: Source,
+    draft_model: Source | None,
+    draft_kind: str | None,
+    draft_block_size: int | None,
+    allow_doubtful: bool,
+    options: Options,
+) -> Session:
+    """Everything that is asked for checked, then loaded."""
+    from draftpair.validate.single import require_runnable
+
+    runtime = require_runtime()
+    _check_draft(draft_model, draft_kind, draft_block_size, options)
+    target = open_checkpoint(model)
+    target.require_folder("generate")
+    require_runnable(target)
+    vocabulary = target.config.get("vocab_size")
+    if type(vocabulary) is int:
+        options.require_vocabulary(vocabulary)
+    if draft_model is not None:
+        return _open_pair(target, draft_model, draft_kind, draft_block_size, allow_doubtful, options.dtype)
+    session: Session
+    if draft_kind == LOOKUP:
+        session = runtime.open_lookup(target, draft_block_size, options)
+    else:
+        session = runtime.open_session(target, None, options.dtype)
+    return session
+
+
+def _check_draft(
+    draft_model: Source | None, draft_kind: str | None, draft_block_size: int | None, options: Options
+) -> None:
+    """Raises Usage for an unknown kind, and for what asks for a drafter, or for prompt lookup, where there is none."""
     from draftpair.families import load_families
 
-    kinds = sorted({family.kind for family in load_families().values()})
-    if asked is not None and asked not in kinds:
+    kinds = sorted({LOOKUP, *(family.kind for family in load_families().values())})
+    if draft_kind is not None and draft_kind not in kinds:
         raise Usage(
-            f"draft kind {asked!r} is not one that draftpair runs", hint=f"known kinds: {', '.join(kinds)}"
+            f"draft kind {draft_kind!r} is not one that draftpair runs",
+            hint=f"known kinds: {', '.join(kinds)}",
         )
-    if asked is not None and asked != kind:
-        raise Usage(f"draft kind {asked!r} was asked for, and the drafter is of kind {kind!r}")
-
-
-def _refuse_embedded_head(target: Checkpoint, drafter: Checkpoint) -> None:
-    """A drafter in the target's own folder would be its embedded head, which has to be split first."""
-    from draftpair.families.heads import find_head
-
-    if not drafter.is_same_as(target):
+    if draft_kind == LOOKUP:
+        if draft_model is not None:
+            raise Usage(
+                f"draft kind {LOOKUP} needs no drafter, and {draft_model} was given", hint="give one of them"
+            )
         return
-    if find_head(target) is None:
-        raise Refused(
-            f"{target.source} was given as its own drafter, and it has no embedded MTP head",
-            hint="give the folder of a drafter with --draft-model",
+    if options.prompt_lookup_ngram_max is not None or options.prompt_lookup_policy is not None:
+        raise Usage(
+            "an option of prompt lookup was given, and prompt lookup was not asked for", "add --prompt-lookup"
         )
-    raise ToolError(
-        f"{target.source} was given as its own drafter; an embedded head is not run in place yet",
-        hint=f"split it first: draftpair split-mtp --model {target.source} --output DIR",
-    )
+    if draft_model is None and (draft_kind is not None or draft_block_size is not None):
+        raise Usage("a draft kind or block size was given and no drafter", hint="give one with --draft-model")
+
+
+def _open_pair(
+    target: Checkpoint,
+    draft_model: Source,
+    kind: str | None,
+    block_size: int | None,
+    allow_doubtful: bool,
+    dtype: str,
+) -> Session:
+    """The pair, once its verdict lets it run. A head in the files of a whole model is cut out for the loading."""
+    from draftpair.validate import validated_pair
+    from draftpair.validate.draft import Draft, find_draft
+
+    runtime, drafter = require_runtime(), open_checkpoint(draft_model)
+    drafter.require_folder("generate")
+    pair = validated_pair(target, drafter, block_size, allow_doubtful, kind=kind)
+    draft = find_draft(target, drafter, kind)
+    session: Session
+    if isinstance(draft, Draft) and draft.head is not None:
+        with _cut_head(drafter, draft.head) as cut:
+            loaded = validated_pair(target, cut, block_size, allow_doubtful, kind=kind)
+            session = runtime.open_session(target, loaded, dtype)
+        session.findings = runtime.noted(
+            pair.verdict.findings
+        )  # of what was given, not of a folder that is gone
+    else:
+        session = runtime.open_session(target, pair, dtype)
+    return session
+
+
+@contextmanager
+def _cut_head(checkpoint: Checkpoint, head: HeadMatch) -> Iterator[Checkpoint]:
+    """The head as a drafter's folder of its own, for as long as it is needed."""
+    from draftpair.convert import Request, carry_out, plan_split
+
+    with TemporaryDirectory(prefix="draftpair-") as folder:
+        output = Path(folder) / "head"
+        carry_out(plan_split(checkpoint, head, Request(output)))
+        yield open_checkpoint(output)

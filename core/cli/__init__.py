@@ -43,6 +43,7 @@ class _Commands(click.Group):
 # Written here so that --help imports no command; a test holds them against the commands' own help.
 _SUMMARIES = {
     "attach": "Put a split head back into a target that was converted or fine-tuned without it.",
+    "bench": "Measure a pair against its target alone, in turn, and compare the token ids.",
     "check": "Whether an index or a config.json is sound, as far as it can be told without the weights.",
     "env": "Versions, device and cache, for bug reports.",
     "families": "The families of drafters that draftpair knows.",

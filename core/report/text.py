@@ -159,34 +159,54 @@ def validate_text(report: Mapping[str, Any]) -> Iterator[str]:
 
 
 def generate_text(report: Mapping[str, Any]) -> Iterator[str]:
-    """The figures after a generation; the text itself is printed as it comes."""
+    """The figures after a generation; the text itself is printed as it comes.
+
+    Why the probe declined, and what ended a drafter, was said when it happened and is not said again.
+    """
     stats, exactness = report["stats"], report["exactness"]
-    rate = stats["tokens_per_second"]
-    yield f"{len(report['tokens'])} tokens" + (f", {rate:.1f} tokens a second" if rate else "")
-    if report["inputs"]["draft_model"]:
-        yield f"exactness: {exactness['verdict']}" + (
-            f" ({exactness['detail']})" if exactness["detail"] else ""
-        )
-    if stats["rounds"]:
+    rate, rounds = stats["tokens_per_second"], stats["rounds"]
+    yield _count(len(report["tokens"]), "token") + (f", {rate:.1f} tokens a second" if rate else "")
+    if exactness["verdict"] == "exact":
+        yield f"exactness: exact ({exactness['detail']})"
+    elif exactness["verdict"] == "inexact":
+        yield "exactness: inexact, so " + ("the tokens may differ" if rounds else "no draft was made")
+    if rounds:
         accepted, proposed = stats["accepted"], stats["proposed"]
         share = f" ({stats['draft_acceptance_rate']:.1%})" if proposed else ""
         yield (
-            f"{stats['rounds']} rounds of block width {stats['block_size']} ({stats['block_size_from']}): "
+            f"{_count(rounds, 'round')} of block width {stats['block_size']} ({stats['block_size_from']}): "
             f"{accepted} of {proposed} proposals accepted{share}, "
-            f"{stats['mean_acceptance_length']:.2f} tokens a round"
+            f"{stats['mean_acceptance_length']:.2f} tokens a round{_widths_text(stats)}"
+        )
+    if lookup := stats["prompt_lookup"]:
+        yield (
+            f"prompt lookup, policy {lookup['policy']}: {_count(lookup['drafted_rounds'], 'round')} with proposals, "
+            f"{lookup['paused_rounds']:,} paused, {lookup['shadow_confirmations']:,} of those predicted rightly"
         )
     yield from findings_text(report["findings"])
 
 
+def _widths_text(stats: Mapping[str, Any]) -> str:
+    """The widths that the rounds had, where they were not all as asked for."""
+    widths = stats["effective_block_sizes"]
+    if list(widths) == [str(stats["block_size"])]:
+        return ""
+    return ", effective widths " + ", ".join(
+        f"{rows} ({_count(times, 'round')})" for rows, times in widths.items()
+    )
+
+
 def profile_text(report: Mapping[str, Any]) -> Iterator[str]:
-    """Seconds by phase, and how often the proposal at each position was accepted."""
+    """Seconds by phase and, where they were measured, by component; and how often each proposal was accepted."""
     stats = report["stats"]
-    for phase in ("prefill", "decode", "draft", "verify"):
+    for phase in ("prefill", "decode", "draft", "verify", "other"):
         yield _row(f"{phase}", f"{stats[f'{phase}_seconds']:.3f} s")
+    for component, seconds in (stats["draft_profile"] or {}).items():
+        yield _row(f"  {component}", f"{seconds:.3f} s, waited for")
     for position, share in enumerate(stats["acceptance_by_position"], 1):
         yield _row(f"position {position}", f"{share:.1%} accepted")
     for accepted, rounds in stats["acceptance_histogram"].items():
-        yield _row(f"{accepted} accepted", f"in {rounds} rounds")
+        yield _row(f"{accepted} accepted", f"in {_count(rounds, 'round')}")
 
 
 def _count(number: int, noun: str) -> str:

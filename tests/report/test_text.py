@@ -105,9 +105,14 @@ def test_generate_and_profile() -> None:
         "prefill_seconds": 0.5,
         "decode_seconds": 1.0,
         "draft_seconds": 0.25,
-        "verify_seconds": 0.75,
+        "verify_seconds": 0.5,
+        "other_seconds": 0.25,
+        "effective_block_sizes": {"3": 4},
+        "draft_error": None,
+        "draft_profile": None,
+        "prompt_lookup": None,
     }
-    report = {
+    report: dict[str, Any] = {
         "inputs": {"draft_model": "drafter"},
         "tokens": [1, 2, 3],
         "stats": stats,
@@ -122,7 +127,53 @@ def test_generate_and_profile() -> None:
         "warning PAIR-ROPE: rotary embedding differs",
         "        -> look",
     ]
-    assert list(profile_text(report))[-2:] == ["1 accepted      in 1 rounds", "2 accepted      in 2 rounds"]
+    assert list(profile_text(report)) == [
+        "prefill         0.500 s",
+        "decode          1.000 s",
+        "draft           0.250 s",
+        "verify          0.500 s",
+        "other           0.250 s",
+        "position 1      75.0% accepted",
+        "position 2      50.0% accepted",
+        "0 accepted      in 1 round",
+        "1 accepted      in 1 round",
+        "2 accepted      in 2 rounds",
+    ]
+
+
+def test_what_a_generation_was_beyond_its_rounds() -> None:
+    stats: dict[str, Any] = {
+        "tokens_per_second": None,
+        "rounds": 3,
+        "block_size": 4,
+        "block_size_from": "--draft-block-size",
+        "accepted": 0,
+        "proposed": 4,
+        "draft_acceptance_rate": 0.0,
+        "mean_acceptance_length": 1.0,
+        "effective_block_sizes": {"1": 1, "3": 2},
+        "prompt_lookup": {
+            "policy": "graded",
+            "drafted_rounds": 2,
+            "paused_rounds": 1,
+            "shadow_confirmations": 0,
+        },
+    }
+    report: dict[str, Any] = {
+        "tokens": [1],
+        "stats": stats,
+        "exactness": {"verdict": "inexact", "detail": "bytes differ"},
+        "findings": [],
+    }
+    assert list(generate_text(report)) == [
+        "1 token",
+        "exactness: inexact, so the tokens may differ",
+        "3 rounds of block width 4 (--draft-block-size): 0 of 4 proposals accepted (0.0%), "
+        "1.00 tokens a round, effective widths 1 (1 round), 3 (2 rounds)",
+        "prompt lookup, policy graded: 2 rounds with proposals, 1 paused, 0 of those predicted rightly",
+    ]
+    declined = {**report, "stats": {**stats, "rounds": 0, "prompt_lookup": None}}
+    assert list(generate_text(declined)) == ["1 token", "exactness: inexact, so no draft was made"]
 
 
 def test_errors_come_before_warnings_and_notes() -> None:
