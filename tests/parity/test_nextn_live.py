@@ -1,5 +1,5 @@
 # mypy: disable-error-code="import-not-found, no-untyped-call, untyped-decorator"
-"""The drafter folders that no MLX engine runs: renamed back, they are the head that transformers runs.
+"""The drafter folders that no other MLX engine runs: renamed back, they are the head that transformers runs.
 
 The head's own layers, as transformers' `MtpModel` loads them from the raw checkpoint, and layers filled from the folder
 that split-mtp wrote compute the same numbers to the last bit. The renaming is written here once more, from
