@@ -303,27 +303,21 @@ def bench(
     prompts: Source | None = None,
     runs: int = 3,
     options: Options | None = None,
-    svg: Source | None = None,
     on_run: Callable[[int, str, int], None] = lambda prompt, kind, run: None,
 ) -> dict[str, Any]:
     """Run ``model`` alone and with what drafts for it, in turn, and compare speeds and token ids.
 
     ``prompts`` is a file of prompts, a built-in set where None; ``runs`` is how often each is run in each way, besides
-    once for warming up; ``svg`` is a file to draw the figures in. ``on_run`` is told of each run that begins: the
-    number of its prompt, "plain" or "speculative", and its own number, 0 for warming up. Raises what `generate` does,
-    and Usage for a file that cannot be used, before anything is loaded. Ctrl-C leaves no report.
+    once for warming up. ``on_run`` is told of each run that begins: the number of its prompt, "plain" or "speculative",
+    and its own number, 0 for warming up. Raises what `generate` does, and Usage for a file that gives no prompts,
+    before anything is loaded. Ctrl-C leaves no report. `draftpair.report.svg` draws one.
     """
-    from draftpair.report.svg import check_destination, write_svg
-
     require_runtime()
     from draftpair.runtime import bench as benchmark
 
     options = options or Options()
     if draft_model is None and draft_kind is None:
         raise Usage("there is nothing to compare with", hint="give --draft-model, or --prompt-lookup")
-    image = None if svg is None else Path(svg)
-    if image is not None:
-        check_destination(image)
     texts = benchmark.PROMPTS if prompts is None else benchmark.read_prompts(Path(prompts))
     session = _open_session(model, draft_model, draft_kind, draft_block_size, allow_doubtful, options)
     body = benchmark.bench(session, texts, options, runs, on_run=on_run)
@@ -334,13 +328,9 @@ def bench(
         "draft_block_size": draft_block_size,
         "prompts": None if prompts is None else str(prompts),
         "runs": runs,
-        "svg": None if svg is None else str(svg),
         **options.report(),
     }
-    report = envelope("bench", inputs, body)
-    if image is not None:
-        write_svg(report, image)
-    return report
+    return envelope("bench", inputs, body)
 
 
 def require_runtime() -> Any:
