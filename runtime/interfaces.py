@@ -26,6 +26,8 @@ class Target(Protocol):
     network: nn.Module
     vocab_size: int
     hidden_size: int
+    by_rows: bool
+    """Whether ``verify`` attends row by row, as decoding does: slower, and exact on more backends. May be set."""
 
     @property
     def offset(self) -> int:

@@ -37,6 +37,7 @@ expect 0 "$bin/draftpair" validate target quantized --strict
 expect 0 "$bin/draftpair" attach --model target --drafter quantized --output whole
 expect 0 "$bin/draftpair" inspect whole --require-head
 expect 3 "$bin/draftpair" generate --model target --prompt abc
+expect 3 "$bin/draftpair" bench --model target --prompt-lookup
 grep -q 'pip install' err
 expect 2 "$bin/draftpair" split-mtp --model raw
 expect 3 "$bin/draftpair" inspect ./absent

@@ -1,8 +1,8 @@
 """Targets of plain decoder layers, attention and feed-forward each behind a norm: what verifying them takes.
 
 ``decode`` is mlx-lm's own call. ``verify`` does the same arithmetic for K rows, so that on a backend whose
-matrix products do not depend on the number of rows it returns the same bytes; the exactness probe measures
-whether that holds. Projections run on the block; how a family attends row by row is its ``attend``.
+products do not depend on the number of rows it returns the same bytes; the exactness probe measures whether that
+holds. Projections run on the block, attention too or, ``by_rows``, as a family's ``attend`` does it.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
+from mlx_lm.models.base import create_attention_mask
 from mlx_lm.models.switch_layers import SwitchGLU
 
 from draftpair.runtime.targets._mlx_lm import MlxLmTarget
@@ -29,7 +30,11 @@ class LayeredTarget(MlxLmTarget):
     def verify(self, tokens: Sequence[int]) -> tuple[mx.array, mx.array]:
         x = self.embed(mx.array([tokens]))
         for layer, cache in zip(self.text.model.layers, self.caches, strict=True):
-            h = x + self.attend(layer.self_attn, layer.input_layernorm(x), cache)
+            normed = layer.input_layernorm(x)
+            if self.by_rows:
+                h = x + self.attend(layer.self_attn, normed, cache)
+            else:
+                h = x + layer.self_attn(normed, create_attention_mask(normed, cache), cache)
             x = h + feed_forward(layer.mlp, layer.post_attention_layernorm(h), self.text.args)
         normed, tap = self.finish(x)
         return self.head(normed), tap

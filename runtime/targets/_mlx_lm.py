@@ -48,6 +48,7 @@ class MlxLmTarget:
 
     irreversible: str | None = None
     probe_lengths: tuple[int, ...] = ()
+    by_rows = False
 
     def __init__(self, network: Any, text: Any = None) -> None:
         self.network = network

@@ -27,5 +27,7 @@ class Target(LayeredTarget):
         overrides = rope_overrides(checkpoint.config)
         return cls(load_network(checkpoint, overrides, (Network, ModelArgs)))
 
+    by_rows = True  # mlx-lm attends in another way, and gives other bytes, for a block
+
     def attend(self, attention: Any, x: mx.array, cache: Any) -> mx.array:
         return attend_latent(attention, x, cache)

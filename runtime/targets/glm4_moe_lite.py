@@ -25,6 +25,8 @@ class Target(LayeredTarget):
     was given. The choice moves acceptance and never an emitted token.
     """
 
+    by_rows = True  # mlx-lm attends in another way, and gives other bytes, for a block
+
     def __init__(self, network: Any, tap: str = "post") -> None:
         super().__init__(network)
         self.tap = tap

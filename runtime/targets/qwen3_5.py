@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import mlx.core as mx
+from mlx_lm.models.base import create_attention_mask
 from mlx_lm.models.qwen3_5 import Model, ModelArgs
 
 from draftpair.checkpoint import Checkpoint, ConfigView
@@ -94,10 +95,12 @@ class Target(MlxLmTarget):
         for layer, cache in self._layers():
             normed = layer.input_layernorm(x)
             if layer.is_linear:
-                mixed, rows = mix_rows(layer.linear_attn, normed, cache)
+                mixed, rows = mix_rows(layer.linear_attn, normed, cache, self.by_rows)
                 taken.append(rows)
-            else:
+            elif self.by_rows:
                 mixed = attend_rows(layer.self_attn, normed, cache)
+            else:
+                mixed = layer.self_attn(normed, create_attention_mask(normed, cache), cache)
             h = x + mixed
             x = h + feed_forward(layer.mlp, layer.post_attention_layernorm(h), self.text.args)
         self._block = Block(len(tokens), self.offset, taken)
@@ -115,7 +118,7 @@ class Target(MlxLmTarget):
             if not layer.is_linear:
                 cache.trim(rejected)
         for rows in block.taken:
-            rows.advance(block.rows - rejected)
+            rows.keep(block.rows - rejected)
 
     def _layers(self) -> Any:
         """Every layer with its cache."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,15 @@ from draftpair.runtime import exactness
 from draftpair.runtime.exactness import gate, probe
 from draftpair.runtime.load import load_target
 from draftpair.runtime.rowwise import RowWise, _attention_by_rows
+from fixtures import gemma4_assistant, glm4_moe, qwen3_5
 from fixtures.glm4_moe_lite import write_target
 from fixtures.pairs import run
+
+WRITERS: dict[str, Callable[[Path], Path]] = {
+    "glm4_moe": glm4_moe.write_checkpoint,
+    "qwen3_5": qwen3_5.write_checkpoint,
+    "gemma4": gemma4_assistant.write_target,
+}
 
 
 @pytest.fixture
@@ -45,12 +53,34 @@ def test_projections_that_depend_on_the_rows_are_found_and_avoided(
     with caplog.at_level(logging.WARNING):
         decision = gate(target, 3, {})
     assert decision.engage
-    assert decision.exactness.detail.startswith(
-        "row by row: 3 draws of 4 blocks at widths 2 to 3: all logit bytes"
+    words = "with projections and attention row by row"
+    expected = (
+        f"{words}: 3 draws of 4 blocks at widths 2 to 3: all logit bytes equal; as a block, draw 1 of 3"
     )
-    assert "verifying row by row" in caplog.text
+    assert decision.exactness.detail.startswith(expected)
+    assert f"verifying {words}, which is exact and slower" in caplog.text
     plain = run(target, None, [1, 2, 3], tokens=24)
     assert run(decision.target, Repeating(), [1, 2, 3], 3, tokens=24).ids == plain.ids
+
+
+@pytest.mark.parametrize("model", ["glm4_moe", "qwen3_5", "gemma4"])
+def test_attention_that_depends_on_the_rows_is_avoided_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str
+) -> None:
+    """Where the projections are exact, only attention pays for it."""
+    whole = mx.fast.scaled_dot_product_attention
+
+    def attend(q: mx.array, *others: Any, **options: Any) -> mx.array:
+        return whole(q, *others, **options) * (1 + 2.0**-20 if q.shape[2] > 1 else 1)
+
+    target = load_target(open_checkpoint(WRITERS[model](tmp_path / "target")), environ={})
+    assert probe(target, 3).verdict == "exact"
+    monkeypatch.setattr(mx.fast, "scaled_dot_product_attention", attend)
+    decision = gate(target, 3, {})
+    assert decision.exactness.detail.startswith("with attention row by row: ")
+    assert decision.target is target
+    plain = run(target, None, [1, 2, 3], tokens=24)
+    assert run(target, Repeating(), [1, 2, 3], 3, tokens=24).ids == plain.ids
 
 
 class Repeating:

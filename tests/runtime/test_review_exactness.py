@@ -1,0 +1,45 @@
+"""Logits of another dtype are other bytes, however many of them there are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from draftpair.checkpoint import open_checkpoint
+from draftpair.runtime.exactness import probe
+from draftpair.runtime.load import load_target
+from fixtures.glm4_moe_lite import write_target
+
+
+def test_a_block_of_another_dtype_is_not_exact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target: Any = load_target(open_checkpoint(write_target(tmp_path / "target", layers=2)), environ={})
+    verify = target.verify
+
+    def rounded(tokens: Sequence[int]) -> tuple[mx.array, mx.array]:
+        logits, hidden = verify(tokens)
+        return logits.astype(mx.bfloat16), hidden
+
+    monkeypatch.setattr(target, "verify", rounded)
+    found = probe(target, 2)
+    assert found.verdict == "inexact"
+    assert found.detail.endswith("128 of 128 logit bytes differ")
+
+
+def test_the_lengths_that_a_target_names_are_probed_once_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target: Any = load_target(open_checkpoint(write_target(tmp_path / "target", layers=2)), environ={})
+    prefill, seen = target.prefill, list[int]()
+    monkeypatch.setattr(target, "probe_lengths", (5, 21))
+    monkeypatch.setattr(
+        target, "prefill", lambda tokens, rows: seen.append(len(tokens)) or prefill(tokens, rows)
+    )
+    found = probe(target, 2, prompt_tokens=8)
+    assert found.verdict == "exact"
+    assert found.detail.startswith("4 draws of ")
+    assert set(seen) == {8, 21}
+    assert seen.count(8) == 3 * seen.count(21)  # the shorter one is not longer than every draw's prompt
