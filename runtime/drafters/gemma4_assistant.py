@@ -162,7 +162,7 @@ class Drafter:
         return cls(args, network, checkpoint.source)
 
     def bind(self, target: Target) -> None:
-        shared = getattr(target, "shared_attention", dict)()
+        shared: dict[str, Any] = getattr(target, "shared_attention", dict)()
         types = {layer.layer_type: layer.self_attn for layer in self.network.model.layers}
         found = {
             "vocabulary": (target.vocab_size, self.vocab_size),
@@ -219,7 +219,8 @@ class Drafter:
     @property
     def position(self) -> int:
         """Where every query of a round stands: at the last token that the target holds."""
-        return max(0, self._target.offset - 1)
+        resident: int = self._target.offset
+        return max(0, resident - 1)
 
     @property
     def _dtype(self) -> mx.Dtype:

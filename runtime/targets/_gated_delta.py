@@ -69,7 +69,7 @@ def mix_rows(layer: Any, x: mx.array, cache: Any, by_rows: bool) -> tuple[mx.arr
     before = cache[1]
     if _has_kernel(layer):
         out, state = _rule(layer, rows, before)
-        states = []
+        states: list[mx.array] = []
     else:
         out, states = _rule_by_rows(layer, rows, before)
         state = states[-1]
@@ -85,8 +85,9 @@ def _has_kernel(layer: Any) -> bool:
 
 def _rule(layer: Any, rows: Sequence[mx.array], state: mx.array) -> tuple[mx.array, mx.array]:
     """Outputs [1, K, heads, width] of the delta rule and the state behind the last row, as mlx-lm has them."""
+    q, k, v, a, b = rows
     out, state = gated_delta.gated_delta_update(
-        *rows, layer.A_log, layer.dt_bias, state, None, use_kernel=not layer.training
+        q, k, v, a, b, layer.A_log, layer.dt_bias, state, None, use_kernel=not layer.training
     )
     return out, state
 

@@ -113,7 +113,8 @@ class Target(MlxLmTarget):
         return self.head(normed), normed
 
     def embed(self, tokens: mx.array) -> mx.array:
-        return super().embed(tokens) * self.text.model.embed_scale
+        scaled: mx.array = super().embed(tokens) * self.text.model.embed_scale
+        return scaled
 
     def head(self, normed: mx.array) -> mx.array:
         logits, cap = super().head(normed), self.text.final_logit_softcapping
@@ -226,7 +227,8 @@ def _feed_forward(layer: Any, h: mx.array) -> mx.array:
         layer.experts(*(part[:, begin : begin + step] for part in (given, chosen, weights)))
         for begin in range(0, h.shape[1], step)
     ]
-    return dense + layer.post_feedforward_layernorm_2(mx.concatenate(parts, axis=1))
+    sparse: mx.array = layer.post_feedforward_layernorm_2(mx.concatenate(parts, axis=1))
+    return dense + sparse
 
 
 def _gated(layer: Any, h: mx.array, told: mx.array | None) -> mx.array:

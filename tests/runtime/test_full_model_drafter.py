@@ -57,6 +57,7 @@ PAIRS: dict[str, Callable[[Path], Pair]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("made", PAIRS.values(), ids=PAIRS.keys())
 def test_no_token_differs_from_plain_decoding(tmp_path: Path, made: Callable[[Path], Pair]) -> None:
     target, drafter = made(tmp_path)

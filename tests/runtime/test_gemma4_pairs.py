@@ -38,6 +38,7 @@ PAIRS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PAIRS)
 def test_no_run_differs_from_plain_decoding(tmp_path: Path, name: str) -> None:
     options, drafter_options, dtype = PAIRS[name]

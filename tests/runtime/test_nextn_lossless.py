@@ -22,6 +22,7 @@ def sampled(seed: int) -> dict[str, Any]:
     return {"temperature": 1.5, "top_k": 12, "seed": seed}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["glm4_moe_lite", "glm4_moe", "deepseek_v3"])
 def test_no_run_differs_from_plain_decoding(tmp_path: Path, family: str) -> None:
     """Blocks of 2 to 8 rows, 40 tokens of a vocabulary of 16, about half of the proposals wrong."""

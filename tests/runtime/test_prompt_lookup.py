@@ -229,6 +229,7 @@ def build(folder: Path, recipe: str, dtype: str = "auto", **options: Any) -> Tar
     return load_target(open_checkpoint(write_model(folder / recipe, recipe, **options)), dtype, {})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("recipe", "dtype"), [("llama", "float32"), ("qwen3", "bfloat16"), ("gemma3_text", "float32")]
 )

@@ -253,6 +253,7 @@ LOSSLESS: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("sizes", "dtype"), LOSSLESS.values(), ids=LOSSLESS.keys())
 def test_no_token_changes_with_a_drafter(tmp_path: Path, sizes: dict[str, Any], dtype: str) -> None:
     accepted = 0

@@ -30,6 +30,7 @@ def prompt(seed: int) -> list[int]:
     return [(5 * seed + 3 * i * i) % 16 for i in range(6)]
 
 
+@pytest.mark.slow
 def test_greedy_ids_equal_plain_decoding_for_random_pairs(random_pairs: list[tuple[Target, Drafter]]) -> None:
     rounds: Counter[tuple[int, str]] = Counter()
     for seed, (target, drafter) in zip(SEEDS, random_pairs, strict=True):
@@ -51,7 +52,7 @@ def test_sampled_ids_equal_plain_decoding_with_the_same_seed(
     random_pairs: list[tuple[Target, Drafter]], options: dict[str, Any]
 ) -> None:
     accepted = rejected = 0
-    for seed, (target, drafter) in list(zip(SEEDS, random_pairs, strict=True))[: 20 if not options else 3]:
+    for seed, (target, drafter) in list(zip(SEEDS, random_pairs, strict=True))[:6]:
         sampling: dict[str, Any] = {"temperature": 1.0, "seed": seed, "tokens": 24, **options}
         plain = run(target, None, prompt(seed), **sampling)
         outcome = run(target, drafter, prompt(seed), 2 + seed % 4, **sampling)

@@ -93,6 +93,7 @@ def decide(
     ]
 
 
+@pytest.mark.slow
 def test_a_chi_square_of_50_000_speculative_draws_finds_nothing() -> None:
     """The shares of a first token, and of a second given the first, with a drafter that has other ideas."""
     random = np.random.RandomState(11)
