@@ -61,7 +61,7 @@ def fill(network: nn.Module, weights: Weights, checkpoint: Checkpoint) -> None:
     if problems:
         raise Refused(
             f"{checkpoint.source}: {'; '.join(problems[:5])}",
-            hint="make the drafter again: draftpair split-mtp --model RAW --output DRAFTER; a published one, download again",
+            hint="make the drafter again: draftpair split-mtp --model RAW --output DRAFTER; or download it again",
         )
     network.load_weights(list(weights.items()))
 
