@@ -20,6 +20,7 @@ from typing import Any
 from draftpair.checkpoint.strict_json import JSONProblem, parse_json
 from draftpair.errors import Usage
 from draftpair.findings import Finding
+from draftpair.runtime import stats
 from draftpair.runtime.options import Options
 from draftpair.runtime.session import Session, encode, run
 
@@ -191,26 +192,7 @@ def acceptance(reports: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     for report in reports:
         histogram.update({int(accepted): times for accepted, times in report["acceptance_histogram"].items()})
         widths.update({int(rows): times for rows, times in report["effective_block_sizes"].items()})
-    rounds = sum(histogram.values())
-    proposed = sum((rows - 1) * times for rows, times in widths.items())
-    accepted = sum(agreed * times for agreed, times in histogram.items())
-    places = range(max(widths, default=1) - 1)
-    return {
-        "rounds": rounds,
-        "proposed": proposed,
-        "accepted": accepted,
-        "draft_acceptance_rate": accepted / proposed if proposed else None,
-        "mean_acceptance_length": 1 + accepted / rounds if rounds else None,
-        "acceptance_histogram": {str(agreed): histogram[agreed] for agreed in sorted(histogram)},
-        "acceptance_by_position": [
-            _beyond(histogram, place) / _beyond(widths, place + 1) for place in places
-        ],
-        "effective_block_sizes": {str(rows): widths[rows] for rows in sorted(widths)},
-    }
-
-
-def _beyond(counts: Counter[int], bound: int) -> int:
-    return sum(times for number, times in counts.items() if number > bound)
+    return stats.acceptance(widths, histogram)
 
 
 def _difference(number: int, bodies: Bodies) -> dict[str, Any] | None:
@@ -229,11 +211,11 @@ def _difference(number: int, bodies: Bodies) -> dict[str, Any] | None:
 def _draft(every: Sequence[Bodies]) -> dict[str, Any] | None:
     if "speculative" not in every[0]:
         return None
-    stats = every[0]["speculative"][0]["stats"]
+    first = every[0]["speculative"][0]["stats"]
     return {
-        "kind": stats["draft_kind"],
-        "block_size": stats["block_size"],
-        "block_size_from": stats["block_size_from"],
+        "kind": first["draft_kind"],
+        "block_size": first["block_size"],
+        "block_size_from": first["block_size_from"],
     }
 
 

@@ -105,7 +105,8 @@ def _verifying(target: Target, way: int) -> Target:
 
 
 def probe(target: Target, block_size: int, prompt_tokens: int = 8) -> Exactness:
-    """Compare every width from 2 to ``block_size``, narrowest first: rounds narrow near the token budget.
+    """Compare every width from 1 to ``block_size``, narrowest first: rounds narrow near the token budget, and to the
+    bonus token alone where nothing is proposed.
 
     Per draw one chain of ``4 * block_size`` single-token steps, and per width four consecutive blocks, which
     the head of that chain answers; one more draw for each longer prompt that the target names. Ends at the first
@@ -119,7 +120,7 @@ def probe(target: Target, block_size: int, prompt_tokens: int = 8) -> Exactness:
     for number, (draw, length) in enumerate(runs, 1):
         prompt, tokens = probe_ids(draw, target.vocab_size, length, BLOCKS * block_size)
         chain = _chain(target, prompt, tokens)
-        for width in range(2, block_size + 1):
+        for width in range(1, block_size + 1):
             difference = _compare(target, prompt, tokens, width, chain)
             if difference:
                 target.reset()
@@ -128,8 +129,9 @@ def probe(target: Target, block_size: int, prompt_tokens: int = 8) -> Exactness:
                     "inexact", f"draw {number} of {len(runs)}{after}, width {width}: {difference}"
                 )
     target.reset()
-    widths = "width 2" if block_size == 2 else f"widths 2 to {block_size}"
-    return Exactness("exact", f"{len(runs)} draws of {BLOCKS} blocks at {widths}: all logit bytes equal")
+    return Exactness(
+        "exact", f"{len(runs)} draws of {BLOCKS} blocks at widths 1 to {block_size}: all logit bytes equal"
+    )
 
 
 def probe_ids(draw: int, vocab_size: int, prompt: int, block: int) -> tuple[list[int], list[int]]:

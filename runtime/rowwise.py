@@ -12,6 +12,8 @@ from typing import Any
 
 import mlx.core as mx
 from mlx import nn
+from mlx_lm.models import deepseek_v3, glm4_moe, glm4_moe_lite
+from mlx_lm.models.mla import MultiLinear, QuantizedMultiLinear
 from mlx_lm.models.switch_layers import SwitchGLU
 
 from draftpair.runtime.interfaces import Target
@@ -22,7 +24,10 @@ PROJECTIONS: tuple[tuple[type[nn.Module], int], ...] = (
     (nn.QuantizedLinear, -2),
     (nn.Embedding, -2),
     (nn.QuantizedEmbedding, -2),
+    (MultiLinear, -2),
+    (QuantizedMultiLinear, -2),
     (SwitchGLU, 1),
+    *((models.MoEGate, 1) for models in (deepseek_v3, glm4_moe, glm4_moe_lite)),
 )
 
 
@@ -67,10 +72,10 @@ class _Switch:
 def _by_rows_class(kind: Any, axis: int, switch: _Switch) -> Any:
     """A subclass of ``kind`` that, while the switch is on, is called for each row of its inputs alone."""
 
-    def call(self: Any, x: mx.array, *others: mx.array) -> mx.array:
-        return _rows(lambda *row: kind.__call__(self, *row), axis, switch, x, *others)
+    def call(self: Any, x: mx.array, *others: mx.array, **options: Any) -> Any:
+        return _rows(lambda *row: kind.__call__(self, *row, **options), axis, switch, x, *others)
 
-    def as_linear(self: Any, x: mx.array) -> mx.array:
+    def as_linear(self: Any, x: mx.array) -> Any:
         return _rows(lambda row: kind.as_linear(self, row), axis, switch, x)
 
     gathers = hasattr(kind, "as_linear")  # a table's lookup copies rows, only its use as a head multiplies
@@ -81,7 +86,8 @@ def _by_rows_class(kind: Any, axis: int, switch: _Switch) -> Any:
     return type(kind.__name__, (kind,), members)
 
 
-def _rows(call: Callable[..., mx.array], axis: int, switch: _Switch, *inputs: mx.array) -> mx.array:
+def _rows(call: Callable[..., Any], axis: int, switch: _Switch, *inputs: mx.array) -> Any:
+    """What ``call`` makes of the inputs, an array or several, of each row alone while the switch is on."""
     count = inputs[0].shape[axis] if inputs[0].ndim > 2 else 1
     if not switch.active or count == 1:
         return call(*inputs)
@@ -89,6 +95,8 @@ def _rows(call: Callable[..., mx.array], axis: int, switch: _Switch, *inputs: mx
         call(*(mx.contiguous(part) for part in row))
         for row in zip(*(mx.split(x, count, axis) for x in inputs), strict=True)
     ]
+    if isinstance(parts[0], tuple):
+        return tuple(mx.concatenate(list(same), axis=axis) for same in zip(*parts, strict=True))
     return mx.concatenate(parts, axis=axis)
 
 

@@ -37,9 +37,9 @@ class Stats:
     def clock(self, phase: str) -> Iterator[None]:
         """Add the time of the block to ``<phase>_seconds``: prefill, draft, verify or plain.
 
-        prefill: the prompt through target and drafter, up to the first token. draft: taking in the last block's
-        outcome and proposing. verify: the target's block forward, the draws and the rollback. plain: single-token
-        decoding.
+        prefill: the prompt through the target, up to the first token, and then through the drafter. draft: taking in
+        the last block's outcome and proposing. verify: the target's block forward, the draws and the rollback. plain:
+        single-token decoding.
         """
         name, started = f"{phase}_seconds", time.perf_counter()
         try:
@@ -62,7 +62,7 @@ class Stats:
 
     @property
     def decode_seconds(self) -> float:
-        """Everything after the first token."""
+        """Everything after the prompt: the drafter takes it in after the first token, and that does not count here."""
         return self.total_seconds - self.prefill_seconds
 
     @property
@@ -72,55 +72,58 @@ class Stats:
 
     def report(self) -> dict[str, Any]:
         """All values; a rate with nothing to divide by is None."""
-        rounds = self.rounds.total()
-        proposed = sum(offered * times for (offered, _), times in self.rounds.items())
-        accepted = sum(agreed * times for (_, agreed), times in self.rounds.items())
+        widths, histogram = Counter[int](), Counter[int]()
+        for (proposed, accepted), times in self.rounds.items():
+            widths[proposed + 1] += times
+            histogram[accepted] += times
         return {
             "draft_kind": self.draft_kind,
             "block_size": self.block_size,
             "block_size_from": self.block_size_from,
-            "effective_block_sizes": self._widths(),
-            "rounds": rounds,
-            "proposed": proposed,
-            "accepted": accepted,
-            "draft_acceptance_rate": _ratio(accepted, proposed),
-            "mean_acceptance_length": 1 + accepted / rounds if rounds else None,
-            "acceptance_histogram": self._histogram(),
-            "acceptance_by_position": self._by_position(),
+            **acceptance(widths, histogram),
             # The first token is the prefill's.
             "tokens_per_second": _ratio(self.tokens - 1, self.decode_seconds) if self.tokens > 1 else None,
             "prefill_seconds": self.prefill_seconds,
             "decode_seconds": self.decode_seconds,
             "draft_seconds": self.draft_seconds,
             "verify_seconds": self.verify_seconds,
+            "plain_seconds": self.plain_seconds,
             "other_seconds": self.other_seconds,
             "draft_error": self.draft_error,
             "draft_profile": self.draft_profile,
         }
 
-    def _widths(self) -> dict[str, int]:
-        """Rows of a verify block -> number of rounds with so many; fewer than ``block_size`` near the budget's end."""
-        counts: Counter[int] = Counter()
-        for (proposed, _), times in self.rounds.items():
-            counts[proposed + 1] += times
-        return {str(rows): counts[rows] for rows in sorted(counts)}
 
-    def _histogram(self) -> dict[str, int]:
-        """Number of accepted drafts -> number of rounds with so many."""
-        counts: Counter[int] = Counter()
-        for (_, accepted), times in self.rounds.items():
-            counts[accepted] += times
-        return {str(accepted): counts[accepted] for accepted in sorted(counts)}
+def acceptance(widths: Counter[int], histogram: Counter[int]) -> dict[str, Any]:
+    """The figures of rounds counted by the rows of their verify block, and by the drafts that were accepted.
 
-    def _by_position(self) -> list[float]:
-        """Of the rounds that proposed a draft at position i, the share that accepted it."""
-        widest = max((proposed for proposed, _ in self.rounds), default=0)
-        shares = []
-        for position in range(widest):
-            offered = sum(times for (proposed, _), times in self.rounds.items() if proposed > position)
-            agreed = sum(times for (_, accepted), times in self.rounds.items() if accepted > position)
-            shares.append(agreed / offered)
-        return shares
+    Near the budget's end blocks have fewer rows than ``block_size``. ``acceptance_by_position`` is, of the rounds that
+    proposed a draft at position i, the share that accepted it.
+    """
+    rounds = sum(histogram.values())
+    proposed = sum((rows - 1) * times for rows, times in widths.items())
+    accepted = sum(agreed * times for agreed, times in histogram.items())
+    places = range(max(widths, default=1) - 1)
+    return {
+        "effective_block_sizes": _by_number(widths),
+        "rounds": rounds,
+        "proposed": proposed,
+        "accepted": accepted,
+        "draft_acceptance_rate": _ratio(accepted, proposed),
+        "mean_acceptance_length": 1 + accepted / rounds if rounds else None,
+        "acceptance_histogram": _by_number(histogram),
+        "acceptance_by_position": [
+            _beyond(histogram, place) / _beyond(widths, place + 1) for place in places
+        ],
+    }
+
+
+def _by_number(counts: Counter[int]) -> dict[str, int]:
+    return {str(number): counts[number] for number in sorted(counts)}
+
+
+def _beyond(counts: Counter[int], bound: int) -> int:
+    return sum(times for number, times in counts.items() if number > bound)
 
 
 def _ratio(part: float, whole: float) -> float | None:

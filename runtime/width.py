@@ -116,7 +116,7 @@ class Throughput:
             self._windows_left -= 1
             self._challenge = self._windows_left <= 0
         elif rate > BETTER * self._held_rate:
-            self.held, self.other, self._held_rate = self.other, self.held, rate
+            self.held, self.other = self.other, self.held
             self._wait = self._windows_left = FIRST_WAIT
             self._challenge = False
         else:

@@ -10,10 +10,9 @@ from typing import Any, TypeVar
 import click
 
 from draftpair.cli._common import asked_kind
+from draftpair.runtime.options import DTYPES, LONGEST_NGRAM, LOOKUP, LOOKUP_POLICIES
 
 _Command = TypeVar("_Command", bound=Callable[..., object])
-
-LOOKUP = "prompt-lookup"
 
 
 def _all(*options: Callable[[Any], Any]) -> Callable[[_Command], _Command]:
@@ -63,19 +62,19 @@ pair_options = _all(
     ),
     click.option(
         "--prompt-lookup-ngram-max",
-        type=click.IntRange(1, 16),
+        type=click.IntRange(1, LONGEST_NGRAM),
         metavar="N",
         help="Most tokens that are looked up at once  [default: 3]",
     ),
     click.option(
         "--prompt-lookup-policy",
-        type=click.Choice(["graded", "gated", "off"]),
+        type=click.Choice(LOOKUP_POLICIES),
         help="How misses are answered: with fewer proposals, with none, or not  [default: graded; gated on CUDA]",
     ),
     click.option("--allow-doubtful", is_flag=True, help="Run a pair whose verdict is doubtful."),
     click.option(
         "--dtype",
-        type=click.Choice(["auto", "float32", "bfloat16", "float16"]),
+        type=click.Choice(DTYPES),
         default="auto",
         show_default=True,
         help="auto: float32 on the CPU, else the checkpoint's own.",

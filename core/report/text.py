@@ -199,7 +199,7 @@ def _widths_text(stats: Mapping[str, Any]) -> str:
 def profile_text(report: Mapping[str, Any]) -> Iterator[str]:
     """Seconds by phase and, where they were measured, by component; and how often each proposal was accepted."""
     stats = report["stats"]
-    for phase in ("prefill", "decode", "draft", "verify", "other"):
+    for phase in ("prefill", "decode", "draft", "verify", "plain", "other"):
         yield _row(f"{phase}", f"{stats[f'{phase}_seconds']:.3f} s")
     for component, seconds in (stats["draft_profile"] or {}).items():
         yield _row(f"  {component}", f"{seconds:.3f} s, waited for")

@@ -19,10 +19,9 @@ from draftpair.checkpoint import Checkpoint, ConfigView
 from draftpair.errors import Refused
 from draftpair.runtime.interfaces import ALL_ROWS, Pick, Target
 from draftpair.runtime.libraries import reading
+from draftpair.runtime.targets._mlx_lm import PREFILL_CHUNK
 from draftpair.runtime.tokens import check_ids
 from draftpair.runtime.weights import fill, quantize_like, read_weights
-
-PREFILL_CHUNK = 2048
 
 AGAIN = "make the drafter again: draftpair split-mtp --model RAW --output DRAFTER"
 

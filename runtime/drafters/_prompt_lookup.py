@@ -14,9 +14,9 @@ import mlx.core as mx
 
 from draftpair.errors import Usage
 from draftpair.runtime.interfaces import Pick
+from draftpair.runtime.options import LONGEST_NGRAM
 from draftpair.runtime.tokens import check_ids
 
-LONGEST_NGRAM = 16
 MOST_DRAFTS = 64
 
 

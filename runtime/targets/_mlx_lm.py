@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import Any, TypeVar
+from typing import Any
 
 import mlx.core as mx
 from mlx_lm.models.cache import make_prompt_cache
@@ -19,16 +19,17 @@ from draftpair.runtime.staging import loadable_folder
 
 PREFILL_CHUNK = 2048
 
-Self = TypeVar("Self", bound="MlxLmTarget")
-
 
 def load_network(
-    checkpoint: Checkpoint, overrides: Mapping[str, Any], classes: tuple[Any, Any] | None = None
+    checkpoint: Checkpoint,
+    overrides: Mapping[str, Any],
+    classes: tuple[Any, Any] | None = None,
+    nested: Mapping[str, Any] | None = None,
 ) -> Any:
     """The checkpoint as mlx-lm's model, its weights not yet evaluated; ``overrides`` replace keys of its config.
 
-    ``classes`` are model and arguments to take in place of those mlx-lm has for the model type. Raises Refused
-    when mlx-lm cannot load it.
+    ``classes`` are model and arguments to take in place of those mlx-lm has for the model type; ``nested`` are
+    keys that mlx-lm is told as they are, such as a ``text_config``. Raises Refused when mlx-lm cannot load it.
     """
     chosen: dict[str, Any] = {} if classes is None else {"get_model_classes": lambda config: classes}
     failed = f"{checkpoint.source}: mlx-lm cannot load it as {checkpoint.config.model_type}"
@@ -36,7 +37,7 @@ def load_network(
         loadable_folder(checkpoint, overrides) as folder,
         reading(failed, f"draftpair validate {checkpoint.source}"),
     ):
-        network, _ = load_model(folder, lazy=True, strict=True, **chosen)
+        network, _ = load_model(folder, lazy=True, strict=True, model_config=dict(nested or {}), **chosen)
     return network
 
 
@@ -56,10 +57,6 @@ class MlxLmTarget:
         self.vocab_size: int = self.text.args.vocab_size
         self.hidden_size: int = self.text.args.hidden_size
         self.reset()
-
-    @classmethod
-    def load(cls: type[Self], checkpoint: Checkpoint, environ: Mapping[str, str]) -> Self:
-        return cls(load_network(checkpoint, {}))
 
     @property
     def offset(self) -> int:

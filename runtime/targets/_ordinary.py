@@ -16,18 +16,15 @@ import mlx.core as mx
 from mlx import nn
 from mlx_lm.models.cache import CacheList, KVCache, RotatingKVCache, make_prompt_cache
 from mlx_lm.models.switch_layers import SwitchGLU, SwitchMLP
-from mlx_lm.utils import MODEL_REMAPPING, load_model
+from mlx_lm.utils import MODEL_REMAPPING
 
 from draftpair.checkpoint import Checkpoint, ConfigView
 from draftpair.errors import Refused, ToolError
 from draftpair.runtime.libraries import reading
-from draftpair.runtime.staging import loadable_folder
-from draftpair.runtime.targets._mlx_lm import PREFILL_CHUNK, MlxLmTarget
+from draftpair.runtime.targets._layered import SORTED_FROM
+from draftpair.runtime.targets._mlx_lm import PREFILL_CHUNK, MlxLmTarget, load_network
 from draftpair.runtime.window import WindowCache
 from draftpair.validate.geometry import HIDDEN, number
-
-# mlx-lm's layers of experts sort their rows from 64 (row, expert) pairs on, which changes the reduction.
-SORTED_FROM = 64
 
 # A block has at most 64 rows, and a drafter takes its own in one by one.
 WIDEST = 64
@@ -117,13 +114,7 @@ def _load_network(checkpoint: Checkpoint) -> Any:
     if config.text_key is not None and _known(config.root_model_type):
         text = {**config.text, **overrides}
         nested = {"model_type": config.root_model_type, config.text_key: text}
-    failed = f"{checkpoint.source}: mlx-lm cannot load it as {config.model_type}"
-    with (
-        loadable_folder(checkpoint, overrides) as folder,
-        reading(failed, f"draftpair validate {checkpoint.source}"),
-    ):
-        network, _ = load_model(folder, lazy=True, strict=True, model_config=nested)
-    return network
+    return load_network(checkpoint, overrides, nested=nested)
 
 
 def _known(model_type: str | None) -> bool:

@@ -14,15 +14,12 @@ import mlx.core as mx
 from mlx import nn
 from mlx_lm.models.cache import KVCache, make_prompt_cache
 from mlx_lm.models.gemma4_text import logit_softcap
-from mlx_lm.utils import load_model
 
 from draftpair.checkpoint import Checkpoint, ConfigView
 from draftpair.errors import Refused
 from draftpair.families.views.gemma4 import layer as layer_config
-from draftpair.runtime.libraries import reading
-from draftpair.runtime.staging import loadable_folder
 from draftpair.runtime.targets._layered import SORTED_FROM
-from draftpair.runtime.targets._mlx_lm import MlxLmTarget
+from draftpair.runtime.targets._mlx_lm import MlxLmTarget, load_network
 from draftpair.runtime.window import Rows, WindowCache
 
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -75,15 +72,7 @@ class Target(MlxLmTarget):
         config = checkpoint.config
         text = text_config(config)
         wrapped = {"model_type": "gemma4", "text_config": text, "vocab_size": text["vocab_size"]}
-        failed = f"{checkpoint.source}: mlx-lm cannot load it as gemma4"
-        with (
-            loadable_folder(checkpoint, {}) as folder,
-            reading(failed, f"draftpair validate {checkpoint.source}"),
-        ):
-            network, _ = load_model(
-                folder, lazy=True, strict=True, model_config=wrapped if config.text_key else text
-            )
-        return cls(network)
+        return cls(load_network(checkpoint, {}, nested=wrapped if config.text_key else text))
 
     def reset(self) -> None:
         window = self.text.model.window_size

@@ -36,16 +36,16 @@ def perturb(target: Any, place: tuple[int, int], calls: int | None) -> None:
     target.verify = perturbed
 
 
-@pytest.mark.parametrize(("width", "words"), [(2, "at width 2:"), (4, "at widths 2 to 4:")])
-def test_the_adapter_is_exact(target: Any, width: int, words: str) -> None:
+@pytest.mark.parametrize("width", [2, 4])
+def test_the_adapter_is_exact(target: Any, width: int) -> None:
     found = probe(target, width)
     assert found.verdict == "exact"
-    assert words in found.detail
+    assert f"at widths 1 to {width}:" in found.detail
     assert target.offset == 0
 
 
 def test_one_bit_in_one_logit_of_a_later_block_is_found(target: Any) -> None:
-    perturb(target, place=(1, 7), calls=3)
+    perturb(target, place=(1, 7), calls=4 + 3)
     found = probe(target, 2)
     assert found.verdict == "inexact"
     # Third block of two rows, second row: token 5 of the walk.
@@ -53,8 +53,13 @@ def test_one_bit_in_one_logit_of_a_later_block_is_found(target: Any) -> None:
 
 
 def test_a_width_that_only_the_end_of_the_budget_uses_is_probed_too(target: Any) -> None:
-    perturb(target, place=(2, 0), calls=4 + 2)
+    perturb(target, place=(2, 0), calls=8 + 2)
     assert "width 3: position 5" in probe(target, 5).detail
+
+
+def test_a_block_of_the_bonus_token_alone_is_probed_too(target: Any) -> None:
+    perturb(target, place=(0, 0), calls=2)
+    assert "width 1: position 1" in probe(target, 3).detail
 
 
 def test_three_different_prompts_are_probed(target: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,7 +73,7 @@ def test_three_different_prompts_are_probed(target: Any, monkeypatch: pytest.Mon
 
 
 def test_a_difference_that_only_the_last_draw_shows_is_found(target: Any) -> None:
-    perturb(target, place=(1, 7), calls=3 * 4)
+    perturb(target, place=(1, 7), calls=3 * 8)
     assert probe(target, 2).detail.startswith("draw 3 of 3, width 2: position 7:")
 
 
@@ -99,7 +104,7 @@ def test_the_gate_declines_an_inexact_pair_and_says_why(
     assert not decision.engage
     assert decision.exactness.report() == {
         "verdict": "inexact",
-        "detail": "draw 1 of 3, width 2: position 0: 1 of 256 logit bytes differ; declined to plain decoding",
+        "detail": "draw 1 of 3, width 1: position 0: 1 of 256 logit bytes differ; declined to plain decoding",
     }
     assert "decoding plainly" in caplog.text
 

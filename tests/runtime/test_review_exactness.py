@@ -10,8 +10,9 @@ import mlx.core as mx
 import pytest
 
 from draftpair.checkpoint import open_checkpoint
-from draftpair.runtime.exactness import probe
+from draftpair.runtime.exactness import gate, probe
 from draftpair.runtime.load import load_target
+from fixtures import glm4_moe
 from fixtures.glm4_moe_lite import write_target
 
 
@@ -43,3 +44,19 @@ def test_the_lengths_that_a_target_names_are_probed_once_each(
     assert found.detail.startswith("4 draws of ")
     assert set(seen) == {8, 21}
     assert seen.count(8) == 3 * seen.count(21)  # the shorter one is not longer than every draw's prompt
+
+
+def test_a_target_that_no_way_makes_exact_attends_as_it_did(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target: Any = load_target(open_checkpoint(glm4_moe.write_checkpoint(tmp_path / "target")), environ={})
+    verify = target.verify
+
+    def wrong(tokens: Sequence[int]) -> tuple[mx.array, mx.array]:
+        logits, hidden = verify(tokens)
+        return logits + 1e-3, hidden
+
+    monkeypatch.setattr(target, "verify", wrong)
+    assert not target.by_rows
+    assert not gate(target, 2, {}).engage
+    assert not target.by_rows

@@ -295,14 +295,16 @@ def test_nothing_to_do_is_wrong_usage(copying: Copying, given: list[int], budget
         run(copying[1], None, given, tokens=budget)
 
 
-def test_seconds_add_up(copying: Copying) -> None:
+@pytest.mark.parametrize("tokens", [40, 38], ids=["blocks to the end", "the last token alone"])
+def test_seconds_add_up(copying: Copying, tokens: int) -> None:
     _, target, drafter = copying
-    stats = run(target, drafter, START, 4).stats
+    stats = run(target, drafter, START, 4, tokens=tokens).stats
     assert stats["prefill_seconds"] > 0
-    phases = stats["draft_seconds"] + stats["verify_seconds"] + stats["other_seconds"]
+    phases = sum(stats[f"{phase}_seconds"] for phase in ("draft", "verify", "plain", "other"))
     assert stats["decode_seconds"] == pytest.approx(phases)
+    assert (stats["plain_seconds"] > 0) == (tokens == 38)
     assert 0 < stats["other_seconds"] < stats["decode_seconds"] / 4
-    assert stats["tokens_per_second"] == pytest.approx(39 / stats["decode_seconds"])
+    assert stats["tokens_per_second"] == pytest.approx((tokens - 1) / stats["decode_seconds"])
     plain = run(target, None, START).stats
     assert plain["draft_seconds"] == plain["verify_seconds"] == 0
     assert plain["tokens_per_second"] == pytest.approx(39 / plain["decode_seconds"])

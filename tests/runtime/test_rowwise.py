@@ -55,7 +55,7 @@ def test_projections_that_depend_on_the_rows_are_found_and_avoided(
     assert decision.engage
     words = "with projections and attention row by row"
     expected = (
-        f"{words}: 3 draws of 4 blocks at widths 2 to 3: all logit bytes equal; as a block, draw 1 of 3"
+        f"{words}: 3 draws of 4 blocks at widths 1 to 3: all logit bytes equal; as a block, draw 1 of 3"
     )
     assert decision.exactness.detail.startswith(expected)
     assert f"verifying {words}, which is exact and slower" in caplog.text
