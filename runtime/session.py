@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -87,7 +88,7 @@ def open_session(
         draft_kind=pair.family.kind,
         block_size_from=pair.block_size_from,
         controller=choose(pair.block_size, pair.declared_block_size, both.drafter, environ),
-        model=(pair.family.name, target.source, dtype),
+        model=named(pair.family.name, target, dtype),
     )
 
 
@@ -111,7 +112,7 @@ def open_lookup(
     )
     session.drafter = LookupDrafter(session.target.vocab_size, ngram, min(ngram, NGRAM_MIN), rows - 1, policy)
     session.draft_kind, session.block_size_from, session.controller = LOOKUP, source, Fixed(rows)
-    session.model = (LOOKUP, target.source, options.dtype)
+    session.model = named(LOOKUP, target, options.dtype)
     return session
 
 
@@ -121,6 +122,11 @@ def lookup_width(explicit: int | None, environ: Mapping[str, str]) -> tuple[int,
     if not 2 <= rows <= MOST_DRAFTS + 1:
         raise Usage(f"{source} is {printable(str(rows), 40)}; expected 2 to {MOST_DRAFTS + 1} for {LOOKUP}")
     return rows, source
+
+
+def named(family: str, target: Checkpoint, dtype: str) -> tuple[str, ...]:
+    """What the probe's answer depends on; the config is in it, for a folder may be written again."""
+    return family, target.source, dtype, json.dumps(target.config.raw, sort_keys=True)
 
 
 def noted(findings: Sequence[Finding]) -> tuple[Finding, ...]:

@@ -152,7 +152,9 @@ class Session:
         tokens: list[mx.array] = []
         for step in range(count):
             if step:
-                carry = self.forward(tokens[-1][None], self.carried(carry))
+                # Drawn among the target's tokens, of which a head's own embedding may have fewer.
+                known = mx.minimum(tokens[-1], self.vocab_size - 1)
+                carry = self.forward(known[None], self.carried(carry))
             tokens.append(pick(self.logits(carry)))
         self.appended = max(0, count - 1)
         ids: Any = mx.concatenate(tokens).tolist() if tokens else []

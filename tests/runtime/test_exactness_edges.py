@@ -1,4 +1,4 @@
-"""Logits of another dtype are other bytes, however many of them there are."""
+"""What the probe compares, at which lengths, and how it leaves the target."""
 
 from __future__ import annotations
 
@@ -60,3 +60,19 @@ def test_a_target_that_no_way_makes_exact_attends_as_it_did(
     assert not target.by_rows
     assert not gate(target, 2, {}).engage
     assert not target.by_rows
+
+
+def test_on_a_gpu_a_prompt_where_attention_changes_its_kernel_is_probed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target: Any = load_target(open_checkpoint(write_target(tmp_path / "target", layers=2)), environ={})
+    lengths: list[int] = []
+    prefill = target.prefill
+    monkeypatch.setattr(
+        target, "prefill", lambda tokens, rows: lengths.append(len(tokens)) or prefill(tokens, rows)
+    )
+    assert probe(target, 2).verdict == "exact"
+    assert set(lengths) == {8}
+    monkeypatch.setattr(mx, "default_device", lambda: mx.gpu)
+    assert probe(target, 2).verdict == "exact"
+    assert set(lengths) == {8, 1020}
