@@ -12,7 +12,7 @@ that there are as many rounds as tokens. Each row of the table is the median of 
 
 `overhead` is (rollback + rest) / (forwards + rollback + rest); the bound is 5 %.
 
-    pip install ".[cpu,run]" && python benchmarks/loop_overhead.py [--tokens 64] [--runs 3]
+    pip install ".[cpu,run]" && python benchmarks/loop_overhead.py [--tokens 24] [--runs 2]
 """
 
 from __future__ import annotations
@@ -96,8 +96,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--tokens", type=int, default=64)
-    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--tokens", type=int, default=24)
+    parser.add_argument("--runs", type=int, default=2)
     options = parser.parse_args()
     mx.set_default_device(mx.cpu)
     with tempfile.TemporaryDirectory() as folder:
