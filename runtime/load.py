@@ -88,7 +88,8 @@ def load_text_codec(checkpoint: Checkpoint) -> Any:
     """mlx-lm's tokenizer of the checkpoint. Refused when there is none that loads."""
     stated_eos(checkpoint)  # mlx-lm reads the same file, and says less when it is malformed
     hint = "copy tokenizer.json and tokenizer_config.json from the original checkpoint"
-    with reading(f"{checkpoint.source}: its tokenizer cannot be loaded", hint):
+    # transformers checks all of config.json on the way; tokenizers raises bare exceptions for what it cannot read.
+    with reading(f"{checkpoint.source}: its tokenizer cannot be loaded", hint, also=Exception):
         return load_tokenizer(checkpoint.root)
 
 

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from operator import index
 from typing import Any
 
 import mlx.core as mx
@@ -95,7 +96,7 @@ def _groups(
     with stats.clock("prefill"):
         target.reset()
         logits, hidden = target.prefill(request.prompt, drafter.prompt_rows if drafter else 0)
-        _require_numbers(logits)
+        _require_numbers(mx.isnan(logits).any())
         [bonus] = _ids(request.picks()(logits))
     yield _emit(request, [bonus], stats)
     if drafter is not None and request.remaining > 1 and request.finish_reason is None:
@@ -116,16 +117,24 @@ def _speculate(
     while request.remaining > 1 and stats.draft_error is None:
         started, rows = time.perf_counter(), min(controller.rows(), request.remaining)
         with _drafting("draft", stats):
-            drafts = drafter.draft(rows - 1, request.picks())
+            drafts = [index(token) for token in drafter.draft(rows - 1, request.picks())][: rows - 1]
             check_ids(drafts, target.vocab_size, "target")
         if stats.draft_error is not None:
             return
         with stats.clock("verify"):
             logits, hidden = target.verify([bonus, *drafts])
+            broken, proposed = mx.isnan(logits).any(), len(drafts)
+            if drafts and broken.item():
+                # A draft that the target makes no numbers of spoils the rows before it, by 0 * NaN in attention.
+                target.rollback(len(drafts) + 1)
+                drafts = []
+                logits, hidden = target.verify([bonus])
+                broken = mx.isnan(logits).any()
+            _require_numbers(broken)
             decided = _ids(request.sampler(logits[0], request.position, request.tail(drafts)))
             accepted = _agreeing(drafts, decided)
             target.rollback(len(drafts) - accepted)
-        stats.count_round(len(drafts), accepted)
+        stats.count_round(proposed, accepted)
         emitted = _emit(request, decided[: accepted + 1], stats)
         controller.record(rows, accepted + 1, time.perf_counter() - started)
         yield emitted
@@ -147,9 +156,9 @@ def _drafting(phase: str, stats: Stats) -> Iterator[None]:
         log.warning("the drafter failed, decoding goes on without it: %s", stats.draft_error)
 
 
-def _require_numbers(logits: mx.array) -> None:
-    """Raise Refused for logits that are NaN: every choice among them would look like one."""
-    if mx.isnan(logits).any().item():
+def _require_numbers(broken: mx.array) -> None:
+    """Raise Refused where logits were NaN: every choice among them would look like one."""
+    if broken.item():
         raise Refused(
             "the target's logits are not numbers (NaN): its weights are damaged, or its compute dtype overflows",
             hint="draftpair validate TARGET; with --dtype float16, try float32",
@@ -161,19 +170,22 @@ def _plain(target: Target, request: Request, stats: Stats) -> Iterator[list[int]
     picks = request.picks()
     ahead = _step(target, mx.array(request.emitted[-1:]), picks, stats)
     while request.finish_reason is None:
-        token = ahead
+        token, broken = ahead
         if request.remaining > 1:
             ahead = _step(target, token, picks, stats)
         with stats.clock("plain"):
+            _require_numbers(broken)
             value = _ids(token)
         yield _emit(request, value, stats)
 
 
-def _step(target: Target, token: mx.array, picks: Picks, stats: Stats) -> mx.array:
+def _step(target: Target, token: mx.array, picks: Picks, stats: Stats) -> tuple[mx.array, mx.array]:
+    """The next token [1], and whether any of its logits is NaN; neither is waited for."""
     with stats.clock("plain"):
-        drawn = picks(target.decode(token))
-        mx.async_eval(drawn)
-        return drawn
+        logits = target.decode(token)
+        drawn, broken = picks(logits), mx.isnan(logits).any()
+        mx.async_eval(drawn, broken)
+        return drawn, broken
 
 
 def _emit(request: Request, tokens: Sequence[int], stats: Stats) -> list[int]:

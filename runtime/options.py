@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -11,6 +10,10 @@ from draftpair.errors import Usage
 
 # Outside of these, logits divided by the temperature leave float32, and filtered tokens are drawn.
 COLDEST, HOTTEST = 1e-4, 1e4
+
+# MLX slices by 32-bit numbers.
+MOST_TOKENS = 2**31 - 1
+LARGEST = 3.4028234e38
 
 LOOKUP = "prompt-lookup"
 """The draft kind that needs no drafter."""
@@ -57,27 +60,34 @@ class Options:
             "presence_context_size",
             "frequency_context_size",
         ):
-            self._require(name, _is_count(getattr(self, name)), "a whole number of tokens, at least 1")
+            expected = f"a whole number of tokens, 1 to {MOST_TOKENS:,}"
+            self._require(name, _is_count(getattr(self, name)), expected)
+        for name in ("temp", "top_p", "min_p"):
+            self._require(name, _is_number(getattr(self, name)), "a number")
+        self._require("seed", type(self.seed) is int, "a whole number")
         warm = self.temp == 0 or COLDEST <= self.temp <= HOTTEST
         self._require("temp", warm, f"0 (greedy), or a number from {COLDEST} to {HOTTEST}")
         for name in ("top_p", "min_p"):
             self._require(name, 0 <= getattr(self, name) <= 1, "a number from 0 to 1")
-        self._require("top_k", self.top_k >= 0, "0 (off) or more")
+        self._require("top_k", type(self.top_k) is int and self.top_k >= 0, "0 (off) or more")
         repetition = self.repetition_penalty
-        allowed = repetition is None or 0 < repetition < math.inf
+        allowed = repetition is None or (_is_number(repetition) and repetition > 0)
         self._require("repetition_penalty", allowed, "a number above 0 (1 is off)")
         for name in ("presence_penalty", "frequency_penalty"):
-            self._require(name, math.isfinite(getattr(self, name) or 0), "a finite number")
+            penalty = getattr(self, name)
+            self._require(name, penalty is None or _is_number(penalty), "a finite number")
         self._require("dtype", self.dtype in DTYPES, ", ".join(DTYPES))
-        texts = not isinstance(self.stop, str) and all(map(_is_text, self.stop))
+        texts = isinstance(self.stop, (tuple, list)) and all(map(_is_text, self.stop))
         self._require("stop", texts, "texts of valid UTF-8, none of them empty")
+        named = self.logit_bias is None or isinstance(self.logit_bias, Mapping)
+        self._require("logit_bias", named, "token ids and numbers")
         for token, bias in (self.logit_bias or {}).items():
-            if type(token) is not int or token < 0 or not math.isfinite(bias):
+            if type(token) is not int or token < 0 or not _is_number(bias):
                 raise Usage(
                     f"logit-bias gives token id {token!r} the bias {bias}; expected a finite number for an id"
                 )
         ngram, policy = self.prompt_lookup_ngram_max, self.prompt_lookup_policy
-        fits = ngram is None or 1 <= ngram <= LONGEST_NGRAM
+        fits = ngram is None or (type(ngram) is int and 1 <= ngram <= LONGEST_NGRAM)
         self._require("prompt_lookup_ngram_max", fits, f"1 to {LONGEST_NGRAM}")
         known = policy is None or policy in LOOKUP_POLICIES
         self._require("prompt_lookup_policy", known, ", ".join(LOOKUP_POLICIES))
@@ -126,11 +136,18 @@ def is_on(value: str | None) -> bool:
     return (value or "").strip().lower() not in ("", "0", "false", "no", "off")
 
 
-def _is_count(value: int) -> bool:
-    return type(value) is int and value >= 1
+def _is_count(value: object) -> bool:
+    return type(value) is int and 1 <= value <= MOST_TOKENS
 
 
-def _is_text(text: str) -> bool:
+def _is_number(value: object) -> bool:
+    """Whether it is a number that a float32 holds."""
+    return type(value) in (int, float) and abs(value) <= LARGEST  # type: ignore[operator]
+
+
+def _is_text(text: object) -> bool:
+    if not isinstance(text, str):
+        return False
     try:
         return bool(text.encode("utf-8"))
     except UnicodeEncodeError:

@@ -11,12 +11,12 @@ import json
 import os
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 from draftpair.checkpoint import Checkpoint
-from draftpair.errors import Refused
+from draftpair.errors import Refused, ToolError
 
 
 @contextmanager
@@ -28,7 +28,13 @@ def loadable_folder(checkpoint: Checkpoint, overrides: Mapping[str, Any]) -> Ite
     config = {**checkpoint.config.raw, **checkpoint.config.text, **overrides}
     config.pop("model_file", None)
     config.pop("text_config", None)
-    with tempfile.TemporaryDirectory(prefix="draftpair-") as name:
+    with ExitStack() as stack:
+        try:
+            name = stack.enter_context(tempfile.TemporaryDirectory(prefix="draftpair-"))
+        except OSError as error:
+            raise ToolError(
+                f"no temporary folder can be made: {error}", hint="set TMPDIR to a folder that can be written"
+            ) from error
         folder = Path(name)
         (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
         for number, file in enumerate(needed_files(checkpoint)):

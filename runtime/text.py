@@ -12,6 +12,10 @@ from typing import Any
 # What a decoder puts for bytes that are no character, or not yet one.
 _UNFINISHED = "\ufffd"
 
+# A character begins with up to three bytes that are none yet. Ids before those can only be bytes that never will be.
+_BEGINNING = 3
+_HELD = 8
+
 
 class TextStream:
     """The text of the ids added so far is what ``add`` and, at the end, ``finish`` returned, joined.
@@ -34,9 +38,21 @@ class TextStream:
         self._ids.append(token)
         text = self._new_text()
         if text.endswith(_UNFINISHED):
-            return ""
+            return self._hopeless() if len(self._ids) - self._told > _HELD else ""
         self._tell(text)
         return text
+
+    def _hopeless(self) -> str:
+        """The text of held ids but for the last few, cut where decoding both parts gives what decoding all does."""
+        before = self._decode(self._ids[self._start : self._told]) if self._told > self._start else ""
+        whole = self._decode(self._ids[self._start :])
+        last = len(self._ids) - _BEGINNING
+        for cut in range(last, max(self._told, last - _HELD), -1):
+            head: str = self._decode(self._ids[self._start : cut])
+            if head + self._decode(self._ids[cut:]) == whole:
+                self._start, self._told = self._told, cut
+                return head[len(before) :]
+        return ""
 
     def finish(self) -> str:
         """The rest, bytes that make no character shown as the decoder shows them."""

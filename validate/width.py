@@ -68,6 +68,8 @@ def _width(rows: int, source: str) -> Width:
 def requested_width(explicit: int | None, environ: Mapping[str, str]) -> tuple[int, str] | None:
     """The rows asked for by the option or the environment, and which of them asked; None where neither does."""
     if explicit is not None:
+        if type(explicit) is not int:
+            raise Usage(f"{OPTION} is {printable(repr(explicit), 40)}; expected a whole number")
         return explicit, OPTION
     flag = environ.get(FLAG_VARIABLE)
     if flag:

@@ -36,7 +36,7 @@ def _bias(ctx: click.Context, param: click.Parameter, text: str | None) -> dict[
     for token, bias in found.items():
         if not (token.isascii() and token.isdecimal() and len(token) <= 10 and type(bias) in (int, float)):
             raise click.BadParameter('expected token ids and numbers, such as {"1234": -5.5}')
-    return {int(token): float(bias) for token, bias in found.items()}
+    return {int(token): bias for token, bias in found.items()}
 
 
 pair_options = _all(
