@@ -142,7 +142,7 @@ def _is_count(value: object) -> bool:
 
 def _is_number(value: object) -> bool:
     """Whether it is a number that a float32 holds."""
-    return type(value) in (int, float) and abs(value) <= LARGEST  # type: ignore[operator]
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= LARGEST
 
 
 def _is_text(text: object) -> bool:
