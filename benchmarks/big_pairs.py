@@ -17,10 +17,11 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from fixtures import gemma4_assistant
+from fixtures.copying import permutation
 from fixtures.gemma4_assistant import FULL, SLIDING
 from fixtures.pairs import split
 from fixtures.qwen3_5 import Geometry, Recipe, config_document, source_tensors
-from fixtures.qwen3_5_copy import copy_tensors, permutation
+from fixtures.qwen3_5_copy import copy_tensors
 from fixtures.qwen_parts import Stored, stays_float32, write_folder
 from fixtures.weights import Array
 

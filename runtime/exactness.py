@@ -67,9 +67,9 @@ def gate(
     """
     prompt = prompt_length(environ)
     question = (key, block_size, prompt, str(mx.default_device()))
-    if key is None or question not in _found:
-        _found[question] = _try(target, block_size, prompt)
-    found, way = _found.pop(question) if key is None else _found[question]
+    found, way = (key and _found.get(question)) or _try(target, block_size, prompt)
+    if key:
+        _found[question] = found, way
     used = _verifying(target, way)
     if found.verdict == "exact":
         return Gate(True, found, used)

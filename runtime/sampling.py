@@ -19,8 +19,6 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.sample_utils import apply_min_p, apply_top_k, apply_top_p, make_logits_processors
 
-from draftpair.errors import Usage
-from draftpair.runtime.options import COLDEST, HOTTEST
 from draftpair.runtime.tokens import check_ids
 
 
@@ -30,7 +28,8 @@ class Sampler:
     ``top_p`` and ``min_p`` 0 and ``top_k`` 0 mean no such filter; so does a ``top_k`` of the vocabulary's
     size or more. Of ``seed`` the lower 32 bits count. MLX's global random state is neither used nor changed.
     The penalties are mlx-lm's, over the last ``..._context_size`` tokens before a position, the prompt's included;
-    ``logit_bias`` is added to the logits of the tokens it names. They come before temperature and filters.
+    ``logit_bias`` is added to the logits of the tokens it names. They come before temperature and filters. What the
+    numbers may be, `draftpair.runtime.options.Options` says.
     """
 
     def __init__(
@@ -50,17 +49,6 @@ class Sampler:
         frequency_context_size: int = 20,
         logit_bias: Mapping[int, float] | None = None,
     ) -> None:
-        if temperature != 0 and not COLDEST <= temperature <= HOTTEST:
-            raise Usage(
-                f"temperature is {temperature}; expected 0 (greedy), or a number from {COLDEST} to {HOTTEST}"
-            )
-        for name, value in (("top-p", top_p), ("min-p", min_p)):
-            if not 0 <= value <= 1:
-                raise Usage(f"{name} is {value}; expected a number from 0 to 1")
-        if top_k < 0:
-            raise Usage(f"top-k is {top_k}; expected 0 (off) or more")
-        if repetition_penalty is not None and not 0 < repetition_penalty < float("inf"):
-            raise Usage(f"repetition penalty is {repetition_penalty}; expected a number above 0 (1 is off)")
         check_ids(list(logit_bias or ()), vocab_size, "target")
         self.vocab_size = vocab_size
         self.greedy = temperature == 0
@@ -78,9 +66,6 @@ class Sampler:
             "presence": (presence_penalty, presence_context_size),
             "frequency": (frequency_penalty, frequency_context_size),
         }
-        for name, (_, size) in contexts.items():
-            if size < 1:
-                raise Usage(f"{name} context size is {size}; expected at least 1 token")
         self._processors = make_logits_processors(
             dict(logit_bias or {}),
             repetition_penalty=repetition_penalty,

@@ -15,7 +15,8 @@ def bench_text(report: Mapping[str, Any], blocks: bool = True) -> Iterator[str]:
     """Lines for a terminal; without ``blocks``, the bars are of ASCII."""
     inputs, draft, exactness = report["inputs"], report["draft"], report["exactness"]
     runs = inputs["runs"]
-    yield f"{inputs['model']} with {inputs['draft_model'] or inputs['draft_kind']}: {_runs(runs)} of each kind"
+    drafting = inputs["draft_model"] or inputs["draft_kind"]
+    yield f"{inputs['model']} with {drafting}: {_counted(runs, 'run')} of each kind"
     for number, entry in enumerate(report["prompts"], 1):
         yield f"prompt {number}: {_shortened(entry['prompt'])}"
         yield from _speeds_text(entry)
@@ -93,11 +94,13 @@ def _speeds_text(entry: Mapping[str, Any]) -> Iterator[str]:
 def _acceptance_text(acceptance: Mapping[str, Any], runs: int, blocks: bool) -> Iterator[str]:
     widths = acceptance["effective_block_sizes"].items()
     if widths:
-        yield _row("block widths", ", ".join(f"{rows} in {rounds:,} rounds" for rows, rounds in widths))
+        yield _row(
+            "block widths", ", ".join(f"{rows} in {_counted(rounds, 'round')}" for rows, rounds in widths)
+        )
     if acceptance["proposed"]:
         yield "acceptance by position"
         yield from bars(positions(acceptance), blocks)
-        yield f"rounds by drafts accepted, of {acceptance['rounds']:,} in {_runs(runs)}"
+        yield f"rounds by drafts accepted, of {acceptance['rounds']:,} in {_counted(runs, 'run')}"
         yield from bars(histogram(acceptance), blocks)
 
 
@@ -107,8 +110,8 @@ def _shortened(prompt: str) -> str:
     return line if len(line) <= _SHOWN else line[: _SHOWN - 3] + "..."
 
 
-def _runs(number: int) -> str:
-    return f"{number} run" if number == 1 else f"{number} runs"
+def _counted(number: int, what: str) -> str:
+    return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"
 
 
 def _id(token: int | None) -> str:

@@ -23,6 +23,18 @@ from draftpair.runtime.targets._mlx_lm import PREFILL_CHUNK
 from draftpair.runtime.tokens import check_ids
 from draftpair.runtime.weights import fill, quantize_like, read_weights
 
+# The sizes of a decoder layer with latent attention, and of one with experts.
+LATENT_SIZES = (
+    "hidden_size",
+    "vocab_size",
+    "num_attention_heads",
+    "kv_lora_rank",
+    "qk_nope_head_dim",
+    "qk_rope_head_dim",
+    "v_head_dim",
+)
+EXPERT_SIZES = ("n_routed_experts", "num_experts_per_tok", "moe_intermediate_size")
+
 AGAIN = "make the drafter again: draftpair split-mtp --model RAW --output DRAFTER"
 
 
@@ -108,7 +120,7 @@ def require_sizes(config: ConfigView, sizes: Iterable[str]) -> None:
         config.require_int(key, minimum=1)
 
 
-class Session:
+class HeadDrafter:
     """The sequence half of ``draftpair.runtime.interfaces.Drafter``; a head adds ``forward``, ``logits`` and the rest.
 
     Entry i of the caches pairs the embedding of token i + 1 with the target's hidden state of token i. The output
@@ -119,7 +131,34 @@ class Session:
     widens = False
 
     vocab_size: int
+    hidden_size: int
     depth = 1
+    target: Target | None = None
+
+    @property
+    def borrows(self) -> bool:
+        """Whether the embedding or the output head is the target's."""
+        return True
+
+    def bind(self, target: Target) -> None:
+        fits = self.vocab_size == target.vocab_size or (
+            not self.borrows and self.vocab_size < target.vocab_size
+        )
+        if self.hidden_size != target.hidden_size or not fits:
+            raise Refused(
+                f"the head was made for hidden states of {self.hidden_size} and a vocabulary of {self.vocab_size}; "
+                f"the target has {target.hidden_size} and {target.vocab_size}",
+                hint="take the target whose checkpoint the head was cut out of: draftpair validate TARGET DRAFTER",
+            )
+        self.target = target
+        self.reset()
+
+    @property
+    def lender(self) -> Target:
+        """The target that it is bound to."""
+        if self.target is None:
+            raise RuntimeError("a head that borrows from its target was used before bind()")
+        return self.target
 
     def forward(self, tokens: mx.array, hidden: mx.array) -> mx.array:
         """Add an entry for each of the tokens [1, L] and the states before them [1, L, H]: outputs [1, L, H]."""
@@ -182,7 +221,7 @@ class Session:
                 )
 
 
-class NextnDrafter(Session):
+class NextnDrafter(HeadDrafter):
     """See ``draftpair.runtime.interfaces.ModelDrafter``; a family adds how its network is built.
 
     ``network`` has one ``NextnLayer``, ``layer``; ``owner`` is what has the output head in place of the layer. What
@@ -200,23 +239,14 @@ class NextnDrafter(Session):
         self.network, self.layer, self.owner = network, layer, owner or layer
         self.vocab_size: int = args.vocab_size
         self.hidden_size: int = args.hidden_size
-        self.target: Target | None = None
         self.reset()
 
-    def bind(self, target: Target) -> None:
-        borrows = not ("embed_tokens" in self.layer and "lm_head" in self.owner)
-        fits = self.vocab_size == target.vocab_size if borrows else self.vocab_size <= target.vocab_size
-        if self.hidden_size != target.hidden_size or not fits:
-            raise Refused(
-                f"the head was made for hidden states of {self.hidden_size} and a vocabulary of {self.vocab_size}; "
-                f"the target has {target.hidden_size} and {target.vocab_size}",
-                hint="take the target whose checkpoint the head was cut out of: draftpair validate TARGET DRAFTER",
-            )
-        self.target = target
-        self.reset()
+    @property
+    def borrows(self) -> bool:
+        return not ("embed_tokens" in self.layer and "lm_head" in self.owner)
 
     def forward(self, tokens: mx.array, hidden: mx.array) -> mx.array:
-        embed = self.layer.embed_tokens if "embed_tokens" in self.layer else self._lender.embed
+        embed = self.layer.embed_tokens if "embed_tokens" in self.layer else self.lender.embed
         own = self.layer.enorm.weight.dtype
         return self.layer(embed(tokens).astype(own), hidden.astype(own), self.caches[0])
 
@@ -224,12 +254,6 @@ class NextnDrafter(Session):
         return self.layer.shared_head_norm(x) if self.carry_after_norm else x
 
     def logits(self, x: mx.array) -> mx.array:
-        head = self.owner.lm_head if "lm_head" in self.owner else self._lender.head
+        head = self.owner.lm_head if "lm_head" in self.owner else self.lender.head
         logits: mx.array = head(self.layer.shared_head_norm(x))
         return logits[:, -1]
-
-    @property
-    def _lender(self) -> Target:
-        if self.target is None:
-            raise RuntimeError("a head that borrows from its target was used before bind()")
-        return self.target

@@ -12,22 +12,11 @@ from mlx_lm.models.deepseek_v3 import DeepseekV3DecoderLayer, ModelArgs
 
 from draftpair.checkpoint import Checkpoint
 from draftpair.errors import Refused
-from draftpair.runtime.drafters._nextn import NextnDrafter, load_numbered
+from draftpair.runtime.drafters._nextn import EXPERT_SIZES, LATENT_SIZES, NextnDrafter, load_numbered
 from draftpair.runtime.rope import rope_overrides
 
 MODEL_TYPE = "deepseek_v3"
-SIZES = (
-    "hidden_size",
-    "vocab_size",
-    "num_attention_heads",
-    "kv_lora_rank",
-    "qk_nope_head_dim",
-    "qk_rope_head_dim",
-    "v_head_dim",
-    "n_routed_experts",
-    "num_experts_per_tok",
-    "moe_intermediate_size",
-)
+SIZES = (*LATENT_SIZES, *EXPERT_SIZES)
 FLAGS = {"attention_bias": "self_attn.kv_a_proj_with_mqa.bias"}
 
 
@@ -43,6 +32,11 @@ class Drafter(NextnDrafter):
                 hint="run the target without a drafter",
             )
         network, args = load_numbered(
-            checkpoint, ModelArgs, DeepseekV3DecoderLayer, SIZES, FLAGS, rope_overrides(checkpoint.config)
+            checkpoint,
+            ModelArgs,
+            DeepseekV3DecoderLayer,
+            SIZES,
+            FLAGS,
+            rope_overrides(checkpoint.config),
         )
         return cls(network, network.layers[0], args)

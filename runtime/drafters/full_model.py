@@ -18,7 +18,6 @@ from draftpair.families.drafters import find_drafter
 from draftpair.families.models import is_model
 from draftpair.runtime.interfaces import Pick
 from draftpair.runtime.interfaces import Target as AnyTarget
-from draftpair.runtime.targets._mlx_lm import PREFILL_CHUNK
 from draftpair.runtime.targets._ordinary import Target
 from draftpair.runtime.tokens import check_ids
 from draftpair.validate.tokenizer_files import read_tokenizer
@@ -39,7 +38,7 @@ class Drafter:
         self.network = model.network
         self.vocab_size = model.vocab_size
         self.used = min(used or model.vocab_size, model.vocab_size)
-        self.shared = self.vocab_size
+        self.common = self.vocab_size
         self.reset()
 
     @classmethod
@@ -62,7 +61,7 @@ class Drafter:
                 "it can propose ids that the target has no row for",
                 hint="take a drafter whose vocabulary is not larger than the target's",
             )
-        self.shared = min(self.vocab_size, target.vocab_size)
+        self.common = min(self.vocab_size, target.vocab_size)
 
     def reset(self) -> None:
         self.model.reset()
@@ -94,16 +93,15 @@ class Drafter:
         self.pending += [*self.drafts[kept:accepted], bonus]
 
     def _catch_up(self) -> mx.array:
-        """Logits [1, L, V] of the tokens that it has not been shown yet; of more than a chunk, those of the last."""
+        """Logits [1, L, V] of the tokens that it has not been shown yet."""
         check_ids(self.pending, self.vocab_size, "drafter")
-        for begin in range(0, len(self.pending), PREFILL_CHUNK):
-            logits = self.model.extend(mx.array([self.pending[begin : begin + PREFILL_CHUNK]]))
+        logits = self.model.extend(mx.array([self.pending]))
         self.pending = []
         return logits
 
     def _logits(self, logits: mx.array) -> mx.array:
         """The last row of [1, L, v], over the entries that both vocabularies have."""
-        return logits[:, -1, : self.shared]
+        return logits[:, -1, : self.common]
 
 
 def _require_model(checkpoint: Checkpoint) -> None:

@@ -13,23 +13,19 @@ from mlx import nn
 from mlx_lm.models.glm4_moe_lite import Glm4MoeLiteDecoderLayer, ModelArgs
 
 from draftpair.checkpoint import Checkpoint, ConfigView
-from draftpair.runtime.drafters._nextn import AGAIN, NextnDrafter, NextnLayer, require_sizes
+from draftpair.runtime.drafters._nextn import (
+    AGAIN,
+    EXPERT_SIZES,
+    LATENT_SIZES,
+    NextnDrafter,
+    NextnLayer,
+    require_sizes,
+)
 from draftpair.runtime.libraries import reading
 from draftpair.runtime.rope import rope_overrides
 from draftpair.runtime.weights import fill, quantize_like, read_weights
 
 SPARSE_MARK = "model.mtp_block.mlp.switch_mlp.gate_proj.weight"
-
-SIZES = (
-    "hidden_size",
-    "vocab_size",
-    "num_attention_heads",
-    "kv_lora_rank",
-    "qk_nope_head_dim",
-    "qk_rope_head_dim",
-    "v_head_dim",
-)
-SPARSE_SIZES = ("n_routed_experts", "num_experts_per_tok", "moe_intermediate_size")
 
 
 def block_args(config: ConfigView, sparse: bool) -> ModelArgs:
@@ -37,7 +33,7 @@ def block_args(config: ConfigView, sparse: bool) -> ModelArgs:
 
     Refused when a size is missing or below 1.
     """
-    require_sizes(config, SIZES + (SPARSE_SIZES if sparse else ()))
+    require_sizes(config, LATENT_SIZES + (EXPERT_SIZES if sparse else ()))
     args: ModelArgs = ModelArgs.from_dict({**config.text, **rope_overrides(config)})
     # mlx-lm decides from a layer's index whether it has experts; as layer 0 this one has, or has none.
     return replace(args, first_k_dense_replace=0) if sparse else replace(args, n_routed_experts=None)

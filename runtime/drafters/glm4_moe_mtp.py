@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from mlx_lm.models.glm4_moe import DecoderLayer, ModelArgs
 
 from draftpair.checkpoint import Checkpoint
-from draftpair.runtime.drafters._nextn import NextnDrafter, load_numbered
+from draftpair.runtime.drafters._nextn import EXPERT_SIZES, NextnDrafter, load_numbered
 from draftpair.runtime.targets.glm4_moe import overrides
 
 SIZES = (
@@ -19,9 +19,7 @@ SIZES = (
     "num_attention_heads",
     "num_key_value_heads",
     "head_dim",
-    "n_routed_experts",
-    "num_experts_per_tok",
-    "moe_intermediate_size",
+    *EXPERT_SIZES,
 )
 FLAGS = {"attention_bias": "self_attn.q_proj.bias", "use_qk_norm": "self_attn.q_norm.weight"}
 

@@ -18,11 +18,10 @@ from mlx_lm.models.qwen3_5 import DecoderLayer, TextModelArgs
 
 from draftpair.checkpoint import Checkpoint, ConfigView
 from draftpair.errors import Refused
-from draftpair.runtime.drafters._nextn import AGAIN, Session
-from draftpair.runtime.interfaces import Target
+from draftpair.runtime.drafters._nextn import AGAIN, HeadDrafter
 from draftpair.runtime.libraries import reading
 from draftpair.runtime.options import is_on
-from draftpair.runtime.targets.qwen3_5 import check_sizes, rope_overrides
+from draftpair.runtime.targets.qwen3_5 import check_sizes, rope_parameters
 from draftpair.runtime.weights import Weights, fill, quantize_like, read_weights
 
 MOST_LAYERS = 8
@@ -46,7 +45,7 @@ def layer_args(config: ConfigView, weights: Weights) -> TextModelArgs:
         "attention_bias": any(name.endswith(".self_attn.q_proj.bias") for name in weights),
     }
     args: TextModelArgs = TextModelArgs.from_dict(
-        {**config.raw, **config.text, **rope_overrides(config), **own}
+        {**config.raw, **config.text, **rope_parameters(config), **own}
     )
     return args
 
@@ -84,7 +83,7 @@ class Network(nn.Module):
         return out
 
 
-class Drafter(Session):
+class Drafter(HeadDrafter):
     """See ``draftpair.runtime.interfaces.ModelDrafter``."""
 
     def __init__(self, args: TextModelArgs, network: Network) -> None:
@@ -106,24 +105,14 @@ class Drafter(Session):
             nn.quantize(network, group_size=GROUP_SIZE, bits=BITS, class_predicate=_packable)
         return cls(args, network)
 
-    def bind(self, target: Target) -> None:
-        if (self.hidden_size, self.vocab_size) != (target.hidden_size, target.vocab_size):
-            raise Refused(
-                f"the head was made for hidden states of {self.hidden_size} and a vocabulary of {self.vocab_size}; "
-                f"the target has {target.hidden_size} and {target.vocab_size}",
-                hint="take the target whose checkpoint the head was cut out of: draftpair validate TARGET DRAFTER",
-            )
-        self.target = target
-        self.reset()
-
     def forward(self, tokens: mx.array, hidden: mx.array) -> mx.array:
         """Computed in the drafter's dtype and handed on in the target's."""
-        embedded = self.target.embed(tokens)
+        embedded = self.lender.embed(tokens)
         own = self.network.pre_fc_norm_hidden.weight.dtype
         return self.network(embedded.astype(own), hidden.astype(own), self.caches).astype(embedded.dtype)
 
     def logits(self, x: mx.array) -> mx.array:
-        return self.target.head(x)[:, -1]
+        return self.lender.head(x)[:, -1]
 
 
 def quantizes(environ: Mapping[str, str]) -> bool:

@@ -10,6 +10,8 @@ from typing import Any
 
 import mlx.core as mx
 
+from draftpair.runtime.targets._rows import rotated, up_to_each
+
 
 def attend_latent(attention: Any, x: mx.array, cache: Any) -> mx.array:
     """Attention of K new rows [1, K, H]; ``attention`` is mlx-lm's module, ``cache`` the layer's own.
@@ -17,24 +19,22 @@ def attend_latent(attention: Any, x: mx.array, cache: Any) -> mx.array:
     Projections run on the block. Rotation and attention run row by row: row i sees the keys [0, offset + i] and
     no mask. Rows are made contiguous, because a kernel picked for another layout or count rounds differently.
     """
-    start, rows = cache.offset, range(x.shape[1])
+    start, count = cache.offset, x.shape[1]
     heads, width = attention.num_heads, attention.q_head_dim
-    queries = _queries(attention, x).reshape(1, len(rows), heads, width).transpose(0, 2, 1, 3)
+    queries = _queries(attention, x).reshape(1, count, heads, width).transpose(0, 2, 1, 3)
     nope, rope = mx.split(queries, [attention.qk_nope_head_dim], axis=-1)
     nope = attention.embed_q(nope)
     latent, k_rope = mx.split(attention.kv_a_proj_with_mqa(x), [attention.kv_lora_rank], axis=-1)
     latent = attention.kv_a_layernorm(latent)
-    k_rope = mx.concatenate(
-        [attention.rope(k_rope[:, None, row : row + 1], start + row) for row in rows], axis=2
-    )
-    latent, k_rope = cache.update_and_fetch(latent[:, None], k_rope)
-    attended = []
-    for row in rows:
-        one, seen = slice(row, row + 1), slice(0, start + row + 1)
-        query = mx.contiguous(nope[:, :, one]), attention.rope(rope[:, :, one], start + row)
-        attended.append(_attend_one(attention, *query, latent[:, :, seen], k_rope[:, :, seen]))
+    k_rope = mx.concatenate(rotated(attention.rope, k_rope[:, None], start), axis=2)
+    seen = up_to_each(cache.update_and_fetch(latent[:, None], k_rope), count)
+    turned = rotated(attention.rope, rope, start)
+    attended = [
+        _attend_one(attention, mx.contiguous(nope[:, :, row : row + 1]), turned[row], *seen[row])
+        for row in range(count)
+    ]
     out = attention.unembed_out(mx.concatenate(attended, axis=2))
-    projected: mx.array = attention.o_proj(out.transpose(0, 2, 1, 3).reshape(1, len(rows), -1))
+    projected: mx.array = attention.o_proj(out.transpose(0, 2, 1, 3).reshape(1, count, -1))
     return projected
 
 

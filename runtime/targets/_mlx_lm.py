@@ -5,7 +5,7 @@ Plain decoding and speculation fill the caches by the same calls, so that they s
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -18,6 +18,11 @@ from draftpair.runtime.libraries import reading
 from draftpair.runtime.staging import loadable_folder
 
 PREFILL_CHUNK = 2048
+
+
+def chunks(count: int) -> Iterator[tuple[int, int]]:
+    """The parts in which a prompt is taken in, as by mlx-lm's generation: 2048 tokens each, the last one alone."""
+    return pairwise([*range(0, count - 1, PREFILL_CHUNK), count - 1, count])
 
 
 def load_network(
@@ -66,11 +71,9 @@ class MlxLmTarget:
         self.caches: list[Any] = make_prompt_cache(self.network)
 
     def prefill(self, tokens: Sequence[int], rows: int) -> tuple[mx.array, mx.array]:
-        """As mlx-lm's generation does: chunks of 2048, and the last token alone, along the decode path."""
         ids = mx.array([tokens])
-        taps, last = [], len(tokens) - 1
-        bounds = [*range(0, last, PREFILL_CHUNK), last, last + 1]
-        for begin, end in pairwise(bounds):
+        taps = []
+        for begin, end in chunks(len(tokens)):
             normed, tap = self.hidden(ids[:, begin:end])
             tap = tap[:, max(0, len(tokens) - rows - begin) :]
             taps.append(mx.contiguous(tap))  # a slice of its own, so that the chunk's rows can be freed

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import pairwise
 from typing import Any
 
 import mlx.core as mx
@@ -22,7 +21,7 @@ from draftpair.checkpoint import Checkpoint, ConfigView
 from draftpair.errors import Refused, ToolError
 from draftpair.runtime.libraries import reading
 from draftpair.runtime.targets._layered import SORTED_FROM
-from draftpair.runtime.targets._mlx_lm import PREFILL_CHUNK, MlxLmTarget, load_network
+from draftpair.runtime.targets._mlx_lm import MlxLmTarget, chunks, load_network
 from draftpair.runtime.window import WindowCache
 from draftpair.validate.geometry import HIDDEN, number
 
@@ -65,9 +64,8 @@ class Target(MlxLmTarget):
         self.resident = 0
 
     def prefill(self, tokens: Sequence[int], rows: int) -> tuple[mx.array, mx.array]:
-        """As mlx-lm's generation does: chunks of 2048, and the last token alone, along the decode path."""
-        ids, last = mx.array([tokens]), len(tokens) - 1
-        for begin, end in pairwise([*range(0, last, PREFILL_CHUNK), last, last + 1]):
+        ids = mx.array([tokens])
+        for begin, end in chunks(len(tokens)):
             logits = self.extend(ids[:, begin:end])
             mx.eval([cache.state for cache in self.caches])
         return logits[:, -1], mx.zeros((1, min(rows, len(tokens)), 0))
@@ -163,11 +161,11 @@ def _has_experts(network: Any) -> bool:
 
 def _reversible(caches: list[Any], network: Any) -> tuple[list[Any], str | None]:
     """The caches in a form from which tokens can be taken back; or as they are, and why that cannot be."""
-    for number_, cache in enumerate(caches):
+    for place, cache in enumerate(caches):
         if stuck := _stuck(cache):
             return (
                 caches,
-                f"cache {number_} of {len(caches)} is mlx-lm's {stuck}, from which no token can be taken back",
+                f"cache {place} of {len(caches)} is mlx-lm's {stuck}, from which no token can be taken back",
             )
     replaced = [_replaced(cache) for cache in caches]
     if len(caches) < len(network.layers) and any(_windows(replaced)):

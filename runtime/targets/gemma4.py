@@ -7,7 +7,7 @@ with. The tap is what the final norm returned.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -20,6 +20,7 @@ from draftpair.errors import Refused
 from draftpair.families.views.gemma4 import layer as layer_config
 from draftpair.runtime.targets._layered import SORTED_FROM
 from draftpair.runtime.targets._mlx_lm import MlxLmTarget, load_network
+from draftpair.runtime.targets._rows import attended, rotated, up_to_each
 from draftpair.runtime.window import Rows, WindowCache
 
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -169,13 +170,11 @@ def _remember(attention: Any, x: mx.array, cache: Any) -> list[Rows]:
     keys = attention.k_norm(projected).transpose(0, 2, 1, 3)
     values = projected if attention.use_k_eq_v else attention.v_proj(x).reshape(shape)
     values = attention.v_norm(values).transpose(0, 2, 1, 3)
-    keys = mx.concatenate(_rotated(attention, keys, start), axis=2)
+    keys = mx.concatenate(rotated(_rope(attention), keys, start), axis=2)
     if isinstance(cache, WindowCache):
         cache.append(keys, values)
         return [cache.visible(count - 1 - row) for row in range(count)]
-    keys, values = cache.update_and_fetch(keys, values)
-    ends = range(start + 1, start + count + 1)
-    return [(keys[:, :, :end], values[:, :, :end]) for end in ends]
+    return up_to_each(cache.update_and_fetch(keys, values), count)
 
 
 def _attend(attention: Any, x: mx.array, seen: Sequence[Rows], start: int) -> mx.array:
@@ -183,24 +182,19 @@ def _attend(attention: Any, x: mx.array, seen: Sequence[Rows], start: int) -> mx
     count = x.shape[1]
     queries = attention.q_proj(x).reshape(1, count, attention.n_heads, attention.head_dim)
     queries = attention.q_norm(queries).transpose(0, 2, 1, 3)
-    attended = [
-        mx.fast.scaled_dot_product_attention(query, keys, values, scale=attention.scale)
-        for query, (keys, values) in zip(_rotated(attention, queries, start), seen, strict=True)
-    ]
-    out = mx.concatenate(attended, axis=2).transpose(0, 2, 1, 3).reshape(1, count, -1)
+    out = attended(rotated(_rope(attention), queries, start), seen, attention.scale)
     projected: mx.array = attention.o_proj(out)
     return projected
 
 
-def _rotated(attention: Any, heads: mx.array, start: int) -> list[mx.array]:
-    """[1, heads, K, width] at ``start`` and the positions after it, one array a row.
+def _rope(attention: Any) -> Callable[[mx.array, int], mx.array]:
+    """The layer's rotation, told its position as mlx-lm tells it, which may pick another kernel."""
 
-    Rows are contiguous, because a kernel picked for another layout or count rounds differently.
-    """
-    return [
-        attention.rope(mx.contiguous(heads[:, :, row : row + 1]), offset=mx.array(start + row))
-        for row in range(heads.shape[2])
-    ]
+    def turn(heads: mx.array, position: int) -> mx.array:
+        turned: mx.array = attention.rope(heads, offset=mx.array(position))
+        return turned
+
+    return turn
 
 
 def _feed_forward(layer: Any, h: mx.array) -> mx.array:

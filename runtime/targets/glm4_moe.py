@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import mlx.core as mx
-from mlx_lm.models.base import scaled_dot_product_attention
 from mlx_lm.models.glm4_moe import Model, ModelArgs
 
 from draftpair.checkpoint import Checkpoint, ConfigView
@@ -14,6 +13,7 @@ from draftpair.errors import Refused
 from draftpair.runtime.rope import rope_overrides
 from draftpair.runtime.targets._layered import LayeredTarget, Trunk
 from draftpair.runtime.targets._mlx_lm import load_network
+from draftpair.runtime.targets._rows import attended, rotated, up_to_each
 
 
 class Network(Trunk, Model):
@@ -29,22 +29,21 @@ class Target(LayeredTarget):
 
     def attend(self, attention: Any, x: mx.array, cache: Any) -> mx.array:
         """Projections run on the block, rotation and attention row by row: row i sees the keys [0, offset + i]."""
-        start = cache.offset
-        queries = _heads(attention.q_proj(x), attention.n_heads)
-        keys = _heads(attention.k_proj(x), attention.n_kv_heads)
-        values = _heads(attention.v_proj(x), attention.n_kv_heads).transpose(0, 2, 1, 3)
+        queries, keys, values = (
+            projection(x).reshape(1, x.shape[1], heads, -1)
+            for projection, heads in (
+                (attention.q_proj, attention.n_heads),
+                (attention.k_proj, attention.n_kv_heads),
+                (attention.v_proj, attention.n_kv_heads),
+            )
+        )
         if attention.use_qk_norm:
             queries, keys = attention.q_norm(queries), attention.k_norm(keys)
-        turned = _turned(attention.rope, queries, start)
-        keys = mx.concatenate(_turned(attention.rope, keys, start), axis=2)
-        keys, values = cache.update_and_fetch(keys, values)
-        attended = []
-        for row, query in enumerate(turned):
-            seen = keys[:, :, : start + row + 1], values[:, :, : start + row + 1]
-            one = scaled_dot_product_attention(query, *seen, cache, scale=attention.scale, mask=None)
-            attended.append(one)
-        out = mx.concatenate(attended, axis=2).transpose(0, 2, 1, 3)
-        projected: mx.array = attention.o_proj(out.reshape(1, x.shape[1], -1))
+        queries, keys, values = (part.transpose(0, 2, 1, 3) for part in (queries, keys, values))
+        turned = rotated(attention.rope, queries, cache.offset)
+        keys = mx.concatenate(rotated(attention.rope, keys, cache.offset), axis=2)
+        seen = up_to_each(cache.update_and_fetch(keys, values), len(turned))
+        projected: mx.array = attention.o_proj(attended(turned, seen, attention.scale))
         return projected
 
 
@@ -64,16 +63,3 @@ def overrides(config: ConfigView) -> dict[str, Any]:
             hint="copy it from the original repository's config.json",
         )
     return {**rope_overrides(config), "partial_rotary_factor": config.rope.partial}
-
-
-def _heads(x: mx.array, heads: int) -> mx.array:
-    """[1, K, heads * d] -> [1, K, heads, d]."""
-    return x.reshape(1, x.shape[1], heads, -1)
-
-
-def _turned(rope: Any, x: mx.array, start: int) -> list[mx.array]:
-    """Each of the rows of x [1, K, heads, d] at its own position: K arrays [1, heads, 1, d]."""
-    by_head = x.transpose(0, 2, 1, 3)
-    return [
-        rope(mx.contiguous(by_head[:, :, row : row + 1]), offset=start + row) for row in range(x.shape[1])
-    ]

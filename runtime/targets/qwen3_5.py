@@ -16,10 +16,11 @@ from mlx_lm.models.qwen3_5 import Model, ModelArgs
 
 from draftpair.checkpoint import Checkpoint, ConfigView
 from draftpair.errors import Refused
-from draftpair.runtime import rope
+from draftpair.runtime.rope import rope_overrides
 from draftpair.runtime.targets._gated_delta import Taken, mix_rows
 from draftpair.runtime.targets._layered import feed_forward
 from draftpair.runtime.targets._mlx_lm import MlxLmTarget, load_network
+from draftpair.runtime.targets._rows import attended, rotated, up_to_each
 
 # mlx-lm's arguments have the sizes of some release as defaults; these must come from the config.
 SIZES = ("hidden_size", "vocab_size", "num_attention_heads", "num_key_value_heads")
@@ -78,7 +79,7 @@ class Target(MlxLmTarget):
     def load(cls, checkpoint: Checkpoint, environ: Mapping[str, str]) -> Target:
         config = checkpoint.config
         check_sizes(config, cls.sparse, TRUNK_SIZES)
-        overrides = {"full_attention_interval": full_attention_interval(config), **rope_overrides(config)}
+        overrides = {"full_attention_interval": full_attention_interval(config), **rope_parameters(config)}
         return cls(load_network(checkpoint, overrides, (cls.network_class, ModelArgs)))
 
     @property
@@ -128,30 +129,19 @@ class Target(MlxLmTarget):
 def attend_rows(attention: Any, x: mx.array, cache: Any) -> mx.array:
     """Gated attention of K new rows [1, K, H], each as mlx-lm attends with a single query.
 
-    Projections run on the block. Rotation and attention run row by row: row i sees the keys [0, offset + i] and
-    no mask. Rows are made contiguous, because a kernel picked for another layout or count rounds differently.
+    Projections run on the block, rotation and attention row by row: row i sees the keys [0, offset + i].
     """
-    start, rows = cache.offset, range(x.shape[1])
+    count = x.shape[1]
     heads, groups = attention.num_attention_heads, attention.num_key_value_heads
-    queries, gate = mx.split(attention.q_proj(x).reshape(1, len(rows), heads, -1), 2, axis=-1)
+    queries, gate = mx.split(attention.q_proj(x).reshape(1, count, heads, -1), 2, axis=-1)
     queries = attention.q_norm(queries).transpose(0, 2, 1, 3)
-    keys = attention.k_norm(attention.k_proj(x).reshape(1, len(rows), groups, -1)).transpose(0, 2, 1, 3)
-    values = attention.v_proj(x).reshape(1, len(rows), groups, -1).transpose(0, 2, 1, 3)
-    keys = mx.concatenate(
-        [attention.rope(keys[:, :, row : row + 1], offset=start + row) for row in rows], axis=2
-    )
-    keys, values = cache.update_and_fetch(keys, values)
-    attended = []
-    for row in rows:
-        query = mx.contiguous(attention.rope(queries[:, :, row : row + 1], offset=start + row))
-        seen = slice(0, start + row + 1)
-        attended.append(
-            mx.fast.scaled_dot_product_attention(
-                query, keys[:, :, seen], values[:, :, seen], scale=attention.scale, mask=None
-            )
-        )
-    out = mx.concatenate(attended, axis=2).transpose(0, 2, 1, 3).reshape(1, len(rows), -1)
-    projected: mx.array = attention.o_proj(out * mx.sigmoid(gate.reshape(1, len(rows), -1)))
+    keys = attention.k_norm(attention.k_proj(x).reshape(1, count, groups, -1)).transpose(0, 2, 1, 3)
+    values = attention.v_proj(x).reshape(1, count, groups, -1).transpose(0, 2, 1, 3)
+    turned = rotated(attention.rope, queries, cache.offset)
+    keys = mx.concatenate(rotated(attention.rope, keys, cache.offset), axis=2)
+    seen = up_to_each(cache.update_and_fetch(keys, values), count)
+    out = attended(turned, seen, attention.scale)
+    projected: mx.array = attention.o_proj(out * mx.sigmoid(gate.reshape(1, count, -1)))
     return projected
 
 
@@ -196,12 +186,12 @@ def full_attention_interval(config: ConfigView) -> int:
     return interval
 
 
-def rope_overrides(config: ConfigView) -> dict[str, Any]:
+def rope_parameters(config: ConfigView) -> dict[str, Any]:
     """``rope_parameters`` as mlx-lm reads them, which takes a base of 100,000 where a config has them flat.
 
     Refused when the config names no base.
     """
-    flat = rope.rope_overrides(config)
+    flat = rope_overrides(config)
     partial = 0.25 if config.rope.partial is None else config.rope.partial  # the default of every library
     kind = flat["rope_scaling"] or {"rope_type": "default"}
     return {"rope_parameters": {**kind, "rope_theta": flat["rope_theta"], "partial_rotary_factor": partial}}

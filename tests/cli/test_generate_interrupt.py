@@ -13,22 +13,13 @@ from typing import Any
 
 import pytest
 
-from draftpair import api
 from draftpair.cli import run
 from draftpair.schemas import check, load_schema
-from fixtures.glm4_moe_lite_copy import CopyPair, write_copy_pair
+from fixtures.glm4_moe_lite_copy import CopyPair
 
 # More than can be generated before the signal comes.
 TOKENS = "1000000"
 PATIENCE = 120
-
-
-@pytest.fixture(scope="module")
-def copying(tmp_path_factory: pytest.TempPathFactory) -> CopyPair:
-    folder = tmp_path_factory.mktemp("copying")
-    pair = write_copy_pair(folder / "raw", folder / "target")
-    api.split_mtp(pair.raw, folder / "drafter")
-    return pair
 
 
 def started(pair: CopyPair, *args: str, stdout: int = subprocess.PIPE) -> subprocess.Popen[bytes]:

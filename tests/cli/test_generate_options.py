@@ -9,23 +9,13 @@ from typing import Any
 
 import pytest
 
-from draftpair import api
 from draftpair.cli import run
 from draftpair.runtime.targets.glm4_moe_lite import Target
 from fixtures.folders import Folders
 from fixtures.glm4_moe_lite import write_checkpoint
-from fixtures.glm4_moe_lite_copy import CopyPair, write_copy_pair
+from fixtures.glm4_moe_lite_copy import CopyPair
 
 EOS = 31
-
-
-@pytest.fixture(scope="module")
-def copying(tmp_path_factory: pytest.TempPathFactory) -> CopyPair:
-    """Every token is followed by its successor, a cycle through all 31 but end of text, and the head knows it."""
-    folder = tmp_path_factory.mktemp("copying")
-    pair = write_copy_pair(folder / "raw", folder / "target")
-    api.split_mtp(pair.raw, folder / "drafter")
-    return pair
 
 
 def arguments(pair: CopyPair, *args: str) -> list[str]:

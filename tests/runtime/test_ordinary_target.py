@@ -28,7 +28,7 @@ from draftpair.checkpoint import open_checkpoint
 from draftpair.errors import Refused, ToolError
 from draftpair.runtime.exactness import probe
 from draftpair.runtime.load import load_target
-from draftpair.runtime.targets import _ordinary
+from draftpair.runtime.targets import _mlx_lm, _ordinary
 from draftpair.runtime.targets._ordinary import Target
 from draftpair.runtime.window import WindowCache
 from fixtures.cache_configs import ALLOCATED
@@ -126,7 +126,7 @@ def test_nothing_is_tapped_and_nothing_is_lent(tmp_path: Path) -> None:
 def test_a_long_prompt_is_prefilled_in_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     target = build(tmp_path, "gemma3_text")
     whole, _ = target.prefill(LONG, 0)
-    monkeypatch.setattr(_ordinary, "PREFILL_CHUNK", 7)
+    monkeypatch.setattr(_mlx_lm, "PREFILL_CHUNK", 7)
     lengths, forward = [], target.extend
     monkeypatch.setattr(target, "extend", lambda ids: (lengths.append(ids.shape[1]), forward(ids))[1])
     target.reset()
